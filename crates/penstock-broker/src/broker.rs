@@ -133,6 +133,7 @@ impl Broker {
         };
         broker.resume_use();
         broker.resume_chores();
+        broker.resume_schedules();
         broker.state.resume_charges();
         broker.watch_unserved();
         broker
@@ -222,6 +223,7 @@ impl Broker {
             self.begin(Durability::Disk);
             self.record_clocks();
             self.seal(Durability::Disk);
+            self.state.schedules.review();
         }
         self.run_timers();
         self.end_late_asks();
@@ -636,6 +638,7 @@ impl Broker {
             Query::Failed(query) => Answer::Failed(self.failed_page(query)),
             Query::Operation(operation) => Answer::Operation(self.operation_status(*operation)),
             Query::Workflows(query) => Answer::Workflows(self.workflows_page(query)),
+            Query::Schedules(query) => Answer::Schedules(self.schedules_page(query)),
             Query::Ask(ask) => return self.ask(conn, id, ask),
             Query::Unnamed => Answer::Refused(
                 "this broker is older than its client and does not know the question: upgrade the broker"

@@ -137,6 +137,7 @@ impl Broker {
                     || !self.state.joins.abandoned.is_empty()
                     || !self.state.marks.is_empty()
                     || !self.state.waits.forward.is_empty()
+                    || self.state.schedules.has_pending()
                     || self.ended_values_over() > 0
                     || self.keeps_too_much()
             }
@@ -213,6 +214,7 @@ impl Broker {
                 self.step_reopened();
                 self.step_needless();
                 self.step_limits();
+                self.step_schedules();
                 self.state.bring_members_forward();
             }
         }

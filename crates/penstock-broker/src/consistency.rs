@@ -339,7 +339,7 @@ impl Broker {
             "the count of queues with limits"
         );
         expected += limited;
-        expected += state.marks.len() + state.workflows.len();
+        expected += state.marks.len() + state.workflows.len() + state.schedules.len();
         assert_eq!(live.len(), expected, "live things in the ledger");
         let messages: u64 = state
             .messages
@@ -389,10 +389,11 @@ impl Broker {
             .map(|(_, record)| record.journal_bytes())
             .sum();
         let marks = state.marks.len() as u64 * crate::state::MARK_BYTES;
+        let schedules = state.schedules.journal_bytes();
         let sessions = 64 * state.sessions.iter().count() as u64;
         assert_eq!(
             state.live_bytes,
-            messages + values + joins + sessions + marks + workflows,
+            messages + values + joins + sessions + marks + workflows + schedules,
             "live bytes"
         );
     }

@@ -286,6 +286,7 @@ impl Broker {
             }
             Timer::Workflows => self.forget_old_workflows(),
             Timer::Deadline { workflow } => self.end_overdue_workflow(workflow),
+            Timer::Schedule { number, at } => self.state.schedules.wake(number, at),
             Timer::FailedJobs => {
                 self.state.failed.is_timed = false;
                 // What is old goes in steps, the last of which sets the timer again.

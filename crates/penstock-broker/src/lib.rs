@@ -64,6 +64,7 @@ mod records;
 mod recovery;
 mod relay;
 mod revivals;
+mod schedules;
 mod sessions;
 mod slab;
 mod state;

@@ -26,6 +26,7 @@ pub(crate) struct Arrivals {
 impl Broker {
     pub(crate) fn space_changed(&mut self, space: Space) {
         if std::mem::replace(&mut self.space, space) != space {
+            self.state.schedules.review();
             self.notice(Notice::Space(space));
         }
     }
@@ -34,6 +35,7 @@ impl Broker {
         let now = is_full.then_some(limit_bytes);
         let was = std::mem::replace(&mut self.memory_is_full, now);
         if was.is_some() != is_full {
+            self.state.schedules.review();
             self.notice(Notice::Memory {
                 is_full,
                 limit_bytes,

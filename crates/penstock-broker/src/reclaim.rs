@@ -129,6 +129,7 @@ impl Broker {
                 }
             }
             Entity::Workflow { number } => self.carry_workflow(number),
+            Entity::Schedule { number } => self.carry_schedule(number),
             Entity::Limits { index } => {
                 let queue = &mut self.state.queues[index];
                 queue.rare_mut().limits_base = position;

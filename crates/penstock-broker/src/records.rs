@@ -20,8 +20,9 @@
 use std::borrow::Cow;
 
 use penstock_message::{
-    Durability, Extras, JoinId, JoinPolicy, Key, Member, MessageId, QueueLimits, Receipt, Running,
-    SessionId, ValueStatus, WallMs, When as Outcome, WorkflowState,
+    Durability, Extras, Generation, JoinId, JoinPolicy, Key, Member, MessageId, Plan, QueueLimits,
+    Receipt, Running, ScheduleName, ScheduleTally, SessionId, Skipped, ValueStatus, WallMs,
+    When as Outcome, WorkflowState,
 };
 
 use crate::clock::When;
@@ -29,6 +30,7 @@ use crate::names::Name;
 use crate::{Boot, Position};
 
 mod read;
+mod schedules;
 #[cfg(test)]
 mod tests;
 mod write;
@@ -320,6 +322,50 @@ pub(crate) enum Event<'a> {
         workflow: MessageId,
         progress: Option<WorkflowProgress>,
     },
+    /// The state of a schedule: a new one, a changed one, or one that is carried forward.
+    ScheduleSet {
+        schedule: Cow<'a, ScheduleName>,
+        head: Cow<'a, ScheduleHead>,
+        progress: ScheduleProgress,
+    },
+    /// Decisions on times of a schedule; stands with the job, if there is one. `None`: it is removed.
+    ScheduleFired {
+        schedule: Cow<'a, ScheduleName>,
+        progress: Option<ScheduleProgress>,
+    },
+}
+
+/// A schedule as code and people want it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ScheduleHead {
+    pub(crate) declared: Option<(Plan, Generation)>,
+    /// Stands above that.
+    pub(crate) set: Option<Plan>,
+    pub(crate) is_paused: bool,
+    /// Time that intervals count from, on the wall's clock.
+    pub(crate) anchor: u64,
+}
+
+impl ScheduleHead {
+    /// Returns the plan that holds.
+    pub(crate) fn plan(&self) -> Option<&Plan> {
+        let declared = self.declared.as_ref().map(|(plan, _)| plan);
+        self.set.as_ref().or(declared)
+    }
+}
+
+/// Progress of a schedule through its times, which are on the wall's clock.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ScheduleProgress {
+    /// Time up to which all is decided. Never runs backwards, whatever the clock does, but by a decision of its own.
+    pub(crate) after: u64,
+    /// Last time that has had a job, and the job.
+    pub(crate) last: Option<(u64, MessageId)>,
+    /// Time whose job waits for the end of that one.
+    pub(crate) queued: Option<u64>,
+    /// Last time that has had none, and why.
+    pub(crate) skipped: Option<(u64, Skipped)>,
+    pub(crate) tally: ScheduleTally,
 }
 
 /// A workflow as its client has opened it.
@@ -626,13 +672,14 @@ mod tag {
     pub(super) const LIMITED: u8 = 24;
     pub(super) const WORKFLOW_OPENED: u8 = 25;
     pub(super) const WORKFLOW_CHANGED: u8 = 26;
-    // 30 and 33 to 38 are reserved: members settled, policies, gates, schedules,
-    // claims moved, breakers.
+    // 30, 33, 34, 37 and 38 are reserved: members settled, policies, gates, claims moved, breakers.
     pub(super) const JOIN_STATE: u8 = 27;
     pub(super) const JOIN_GROWN: u8 = 28;
     pub(super) const JOIN_SEALED: u8 = 29;
     pub(super) const JOIN_OVER: u8 = 31;
     pub(super) const REVIVED: u8 = 32;
+    pub(super) const SCHEDULE_SET: u8 = 35;
+    pub(super) const SCHEDULE_FIRED: u8 = 36;
     pub(super) const ENDED_MANY: u8 = 39;
     pub(super) const FAILED: u8 = 40;
     pub(super) const SUSPECTED: u8 = 41;
@@ -652,12 +699,12 @@ mod tag {
     /// All tags that are in use.
     #[cfg(test)]
     #[rustfmt::skip]
-    pub(super) const ALL: [u8; 47] = [
+    pub(super) const ALL: [u8; 49] = [
         1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24,
         JOIN_STATE, JOIN_GROWN, JOIN_SEALED, JOIN_OVER, REVIVED, ENDED_MANY, FAILED, SUSPECTED,
         CANCEL_ASKED, CLOCK_BOOT, FAILED_DROPPED, MARKED, MARK_OVER, KEPT_ENDS, KEPT_DROPPED, MEMBER_FAILED,
         MEMBER_NOT_NEEDED, MEMBER_REVIVED, JOIN_REOPENED,
-        REPLACED, UNCLAIMED, WORKFLOW_OPENED, WORKFLOW_CHANGED,
+        REPLACED, UNCLAIMED, WORKFLOW_OPENED, WORKFLOW_CHANGED, SCHEDULE_SET, SCHEDULE_FIRED,
     ];
 }
 
@@ -769,6 +816,32 @@ mod changed {
     pub(super) const FORGOTTEN: u8 = 32;
     pub(super) const CANCELLED: u8 = 64;
     pub(super) const OVERDUE: u8 = 128;
+}
+
+/// Flags of a `ScheduleSet`, and of its fields that follow.
+mod scheduled {
+    pub(super) const DECLARED: u8 = 1;
+    pub(super) const SET: u8 = 2;
+    pub(super) const PAUSED: u8 = 4;
+    pub(super) const KNOWN: u8 = 7;
+}
+
+/// Flags of a plan's message, and of its fields that follow.
+mod planned {
+    pub(super) const EXPIRY: u8 = 1;
+    pub(super) const RESULT: u8 = 2;
+    pub(super) const EXTRAS: u8 = 4;
+    pub(super) const KNOWN: u8 = 7;
+}
+
+/// Flags of the progress of a schedule, and of its fields that follow.
+mod fired {
+    pub(super) const LAST: u8 = 1;
+    pub(super) const QUEUED: u8 = 2;
+    pub(super) const SKIPPED: u8 = 4;
+    pub(super) const TALLY: u8 = 8;
+    pub(super) const REMOVED: u8 = 16;
+    pub(super) const KNOWN: u8 = 15;
 }
 
 /// Flags next to the status of a `Stored`.

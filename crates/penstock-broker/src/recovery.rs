@@ -629,6 +629,15 @@ impl Recovery {
                 Some(progress) => state.change_workflow(workflow, progress),
                 None => state.forget_workflow(workflow),
             },
+            Event::ScheduleSet {
+                schedule,
+                head,
+                progress,
+            } => state.set_schedule(&schedule, head.into_owned(), progress),
+            Event::ScheduleFired { schedule, progress } => match progress {
+                Some(progress) => state.change_schedule(&schedule, progress),
+                None => state.remove_schedule(&schedule),
+            },
         }
     }
 }

@@ -27,6 +27,7 @@ use crate::names::{Name, Names};
 use crate::queue::Service;
 use crate::queues::{Forgettable, Queues};
 use crate::records::{Change, Failing, Grant, Mark, MessageHead, Place};
+use crate::schedules::Schedules;
 use crate::sessions::Sessions;
 use crate::timers::{Timer, Timers};
 use crate::waits::Waits;
@@ -45,6 +46,7 @@ pub(crate) struct State {
     pub(crate) joins: Joins,
     pub(crate) waits: Waits,
     pub(crate) workflows: Workflows,
+    pub(crate) schedules: Schedules,
     pub(crate) sessions: Sessions,
     pub(crate) timers: Timers,
     pub(crate) ledger: Ledger,
@@ -117,6 +119,7 @@ impl State {
             joins: Joins::new(hashing),
             waits: Waits::new(hashing),
             workflows: Workflows::new(hashing),
+            schedules: Schedules::new(hashing),
             sessions: Sessions::new(hashing),
             timers: Timers::default(),
             ledger: Ledger::default(),
@@ -651,6 +654,7 @@ impl State {
             Timer::ValueExpiry { slot, number } => self.keys.get(slot, number).is_some(),
             Timer::EndedValues { .. } | Timer::FailedJobs | Timer::Workflows => true,
             Timer::Deadline { workflow } => self.workflows.awaits_deadline(workflow),
+            Timer::Schedule { number, at } => self.schedules.awaits(number, at),
             Timer::LeasesLost {
                 session,
                 generation,
@@ -705,6 +709,7 @@ impl State {
                 })
             }
             Entity::Workflow { number } => self.workflow_is_current(base, number),
+            Entity::Schedule { number } => self.schedules.is_current(base, number),
             Entity::Mark { number } => self
                 .marks
                 .get(&number)

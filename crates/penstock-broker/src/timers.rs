@@ -25,6 +25,8 @@ pub(crate) enum Timer {
     Workflows,
     /// The deadline of a workflow, by its number.
     Deadline { workflow: u64 },
+    /// A time of a schedule may have come; it is stale unless the schedule waits for just this one.
+    Schedule { number: u64, at: u64 },
     /// Failed jobs have been kept for long enough.
     FailedJobs,
     /// The heartbeat of a session without a connection ends, and its leases with it.

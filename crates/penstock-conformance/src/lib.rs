@@ -165,6 +165,7 @@ pub fn is_asked_for(feature: Feature) -> bool {
             | Feature::Inspection
             | Feature::FailedJobs
             | Feature::Workflows
+            | Feature::Schedules
             | Feature::CancelWaiting
             | Feature::CancelRunning
             | Feature::TasksOfConsumers

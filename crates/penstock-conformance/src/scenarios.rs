@@ -10,11 +10,12 @@ use bytes::Bytes;
 use penstock_driver::DriverError;
 use penstock_message::Feature::*;
 use penstock_message::{
-    Answer, Applied, AskQuery, Condition, Delivery, Due, Durability, FailedQuery, Failure, Feature,
-    Filter, HeaderPatch, Hold, JoinPolicy, Key, KeyState, Message, MessageState, NoReply,
-    NodeState, Op, Open, Overflow, Query, QueueLimits, Receipt, Refusal, ReleaseReason, Run,
-    Running, Target, Tasks, Value, ValueStatus, WorkerReport, WorkerState, WorkerStatus,
-    WorkflowState, WorkflowsQuery,
+    Answer, Applied, AskQuery, CatchUp, Condition, Delivery, Due, Durability, FailedQuery, Failure,
+    Feature, Filter, HeaderPatch, Hold, JoinPolicy, Key, KeyState, Message, MessageState, NoReply,
+    NodeState, Op, Open, Overflow, Overlap, Plan, Query, QueueLimits, Receipt, Refusal,
+    ReleaseReason, Rhythm, Run, Running, ScheduleName, ScheduleStep, SchedulesQuery, Target, Tasks,
+    Timing, Value, ValueStatus, WorkerReport, WorkerState, WorkerStatus, WorkflowState,
+    WorkflowsQuery,
 };
 
 use crate::words::*;
@@ -95,6 +96,7 @@ scenarios! { $
     a_purge_cancels { shows [Purge] needs [Values] }
     a_failed_job_is_kept_listed_retried_and_dropped { shows [FailedJobs] needs [Values, Inspection, Fencing] }
     a_workflow_is_listed_with_its_jobs { shows [Workflows] needs [] }
+    a_schedule_makes_jobs_until_it_is_removed { shows [Schedules] needs [] }
     a_job_is_cancelled_or_it_is_said_why_not { shows [CancelWaiting] needs [Values] }
     a_running_job_that_is_cancelled_ends_and_is_never_run_again { shows [CancelRunning] needs [CancelWaiting, Values, Inspection] }
     an_order_to_stop_outlives_the_broker { shows [] needs [CancelRunning, CancelWaiting, LeasesOfSessions, Values, OsDurability] by Kill }
@@ -1091,6 +1093,61 @@ fn a_workflow_is_listed_with_its_jobs(bench: &Bench<'_>) {
     };
     assert_eq!(page.workflows[0].description, "steps");
     assert_eq!(page.nodes, [NodeState::Gone; 2]);
+}
+
+fn a_schedule_makes_jobs_until_it_is_removed(bench: &Bench<'_>) {
+    let worker = bench.client().worker("work", 2);
+    let client = &worker.client;
+    let schedule = ScheduleName {
+        app: "shop".to_owned(),
+        name: "poll".to_owned(),
+    };
+    let plan = Plan {
+        timing: Timing {
+            rhythm: Rhythm::Every(1_000),
+            zone: "UTC".to_owned(),
+            jitter_ms: 0,
+        },
+        overlap: Overlap::Skip,
+        catch_up: CatchUp::Once,
+        window_ms: 60_000,
+        queue: "work".to_owned(),
+        message: message(1),
+    };
+    let step = |step| {
+        let schedule = schedule.clone();
+        client.commit(vec![Op::Schedule { schedule, step }])
+    };
+    let list = || match client.ask(Query::Schedules(SchedulesQuery {
+        times: 2,
+        ..SchedulesQuery::default()
+    })) {
+        Answer::Schedules(page) => page.schedules,
+        other => panic!("{other:?}"),
+    };
+    let set = step(ScheduleStep::Set(Box::new(plan.clone())));
+    assert_eq!(set, applied());
+    let [listed] = &list()[..] else {
+        panic!("a schedule is listed");
+    };
+    assert_eq!((&listed.name, &listed.timing), (&schedule, &plan.timing));
+    assert_eq!(listed.next[1] - listed.next[0], 1_000);
+    let first = worker.take_one();
+    assert_eq!(first.message.body, plan.message.body);
+    assert_ne!(first.message.id, plan.message.id);
+    // While that job runs, no other one comes.
+    assert!(matches!(step(ScheduleStep::Run), Receipt::Refused { .. }));
+    assert_eq!(step(ScheduleStep::Pause), applied());
+    assert!(list()[0].is_paused && list()[0].next.is_empty());
+    assert_eq!(worker.settle(&first, vec![ack(&first)]), applied());
+    let Receipt::Applied(ran) = step(ScheduleStep::Run) else {
+        panic!("it runs at once");
+    };
+    let second = worker.take_one();
+    assert_eq!(ran.owners, [(0, second.message.id)]);
+    assert_eq!(client.commit(vec![Op::Unschedule { schedule }]), applied());
+    assert_eq!(list(), []);
+    assert_eq!(worker.settle(&second, vec![ack(&second)]), applied());
 }
 
 fn a_job_is_cancelled_or_it_is_said_why_not(bench: &Bench<'_>) {

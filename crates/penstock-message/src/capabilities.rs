@@ -537,6 +537,7 @@ impl Features {
                 .with(Feature::Joins),
             Op::Join { .. } | Op::Seal { .. } => self.with(Feature::Joins),
             Op::Open(_) | Op::Replace { .. } => self.with(Feature::Workflows),
+            Op::Schedule { .. } | Op::Unschedule { .. } => self.with(Feature::Schedules),
             Op::Cancel { running, .. } => self
                 .with(Feature::CancelWaiting)
                 .when(*running != Running::Leave, Feature::CancelRunning),
@@ -574,6 +575,7 @@ impl Features {
             Query::Message(_) => needs.with(Feature::Inspection),
             Query::Failed(_) => needs.with(Feature::FailedJobs),
             Query::Workflows(_) => needs.with(Feature::Workflows),
+            Query::Schedules(_) => needs.with(Feature::Schedules),
             Query::SetClock { .. } => needs.with(Feature::MovableClock),
             Query::Ask(_) => needs.with(Feature::Asks),
             Query::Status(_) | Query::Operation(_) | Query::Unnamed | Query::Stop => needs,

@@ -3,8 +3,8 @@ use std::fmt;
 use bytes::Bytes;
 
 use crate::{
-    AskQuery, Failure, Filter, MessageId, NoReply, QueueLimits, Space, ValueStatus, WallMs,
-    WorkerState,
+    AskQuery, Failure, Filter, MessageId, NoReply, QueueLimits, SchedulesPage, SchedulesQuery,
+    Space, ValueStatus, WallMs, WorkerState,
 };
 
 /// Query of a client to a broker. None changes what the broker holds.
@@ -20,6 +20,7 @@ pub enum Query {
     Operation(u64),
     /// A page of workflows, or one of them with the states of its steps.
     Workflows(WorkflowsQuery),
+    Schedules(SchedulesQuery),
     /// A question to a worker, which the broker passes on.
     Ask(AskQuery),
     /// A query of a newer protocol: answered as refused.
@@ -27,7 +28,9 @@ pub enum Query {
     /// Stop this broker. Only the process around a broker can do that, and only a local one does.
     Stop,
     /// Move the broker's clock on. Only a double for tests lets clients do that.
-    SetClock { forward_ms: u64 },
+    SetClock {
+        forward_ms: u64,
+    },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,6 +42,7 @@ pub enum Answer {
     /// `None`: no such operation in the last ten minutes.
     Operation(Option<OperationStatus>),
     Workflows(WorkflowsPage),
+    Schedules(SchedulesPage),
     /// The reply of a worker, or why there is none.
     Asked(Result<Bytes, NoReply>),
     /// The broker stops now, in order.

@@ -135,7 +135,9 @@ impl Generation {
             (Version::Text(mine), Version::Text(other)) => mine.cmp(other),
             _ => std::cmp::Ordering::Equal,
         };
-        by_version.then(self.started_at.cmp(&other.started_at)).is_lt()
+        by_version
+            .then(self.started_at.cmp(&other.started_at))
+            .is_lt()
     }
 }
 
@@ -197,11 +199,30 @@ pub struct ScheduleInfo {
     pub next: Vec<WallMs>,
     /// Last time that has had a job, and that job.
     pub last: Option<(WallMs, MessageId)>,
-    /// Whether that job has not ended.
+    /// Last time that has had no job, and why.
+    pub skipped: Option<(WallMs, Skipped)>,
+    /// Whether the last job has not ended.
     pub is_running: bool,
-    /// Whether a job waits for the end of that one.
+    /// Whether the next job waits for the end of that one.
     pub is_queued: bool,
     pub tally: ScheduleTally,
+}
+
+/// Why a time has had no job.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Skipped {
+    /// The job of an earlier time had not ended.
+    #[default]
+    Overlap = 0,
+    /// The queue was full.
+    QueueFull = 1,
+    /// No broker ran, or it had no space.
+    Missed = 2,
+}
+
+impl Skipped {
+    pub const ALL: [Self; 3] = [Self::Overlap, Self::QueueFull, Self::Missed];
 }
 
 /// What has become of a schedule's times so far.

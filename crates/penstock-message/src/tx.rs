@@ -1,8 +1,8 @@
 use bytes::Bytes;
 
 use crate::{
-    Key, Lease, Member, Message, MessageId, MessageState, QueueLimits, ReleaseReason, Value,
-    WallMs, When,
+    Key, Lease, Member, Message, MessageId, MessageState, QueueLimits, ReleaseReason, ScheduleName,
+    ScheduleStep, Value, WallMs, When,
 };
 
 /// Operations that a broker applies all together or not at all.
@@ -116,6 +116,15 @@ pub enum Op {
     /// Forgets failed jobs.
     DropFailed {
         target: Target,
+    },
+    /// Changes a schedule.
+    Schedule {
+        schedule: ScheduleName,
+        step: ScheduleStep,
+    },
+    /// Removes a schedule. Jobs that it has made stay.
+    Unschedule {
+        schedule: ScheduleName,
     },
     /// An operation of a newer protocol: refused as `NotOffered`.
     Unnamed,
@@ -381,7 +390,7 @@ pub enum Receipt {
 pub struct Applied {
     /// Operations that were not applied, by index: their `unless_key` existed.
     pub skipped: Vec<u32>,
-    /// Owners of the keys of those operations, as (index, message).
+    /// Owners of the keys of those operations, as (index, message); of a `ScheduleStep::Run` the job that it has made.
     pub owners: Vec<(u32, MessageId)>,
     /// State of the one job that the last operation was for, before it.
     pub found: Option<MessageState>,

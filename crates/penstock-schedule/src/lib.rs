@@ -11,6 +11,8 @@
 mod civil;
 mod cron;
 
+use std::collections::VecDeque;
+
 use jiff::tz::{TimeZone, TimeZoneDatabase};
 use penstock_message::{Rhythm, Timing};
 
@@ -20,6 +22,8 @@ use cron::Cron;
 pub const SHORTEST_MS: u64 = 1_000;
 /// Longest interval: ten years.
 const LONGEST_MS: u64 = 10 * 366 * 24 * 60 * 60 * 1000;
+/// Most times of cron that are passed over at once.
+const PASSED_AT_ONCE: usize = 4_096;
 /// Longest jitter: a day.
 const LONGEST_JITTER_MS: u64 = 24 * 60 * 60 * 1000;
 
@@ -92,6 +96,40 @@ impl Calendar {
             }
             Rule::At(at) => (*at > after).then_some(*at),
         }
+    }
+
+    /// Counts times after `after`, up to `until`, and returns the last of them: all of them, or the first few thousand.
+    pub fn pass(&self, after: u64, until: u64) -> (u64, u64) {
+        self.pass_but(after, until, 0)
+    }
+
+    /// Like `pass`, but without the last `kept` of these times.
+    pub fn pass_but(&self, after: u64, until: u64, kept: u64) -> (u64, u64) {
+        if let Rule::Every { interval_ms, .. } = self.rule {
+            let Some(first) = self.next(after).filter(|first| *first <= until) else {
+                return (0, after);
+            };
+            let count = ((until - first) / interval_ms + 1).saturating_sub(kept);
+            return (
+                count,
+                first.wrapping_add(count.wrapping_sub(1).wrapping_mul(interval_ms)),
+            );
+        }
+        let mut passed = VecDeque::new();
+        let (mut count, mut last) = (0, after);
+        let mut from = after;
+        for _ in 0..PASSED_AT_ONCE {
+            let Some(time) = self.next(from).filter(|time| *time <= until) else {
+                break;
+            };
+            from = time;
+            passed.push_back(time);
+            if passed.len() as u64 > kept {
+                count += 1;
+                last = passed.pop_front().unwrap_or(time);
+            }
+        }
+        (count, last)
     }
 
     /// Returns when the job of this time is due: up to the jitter later, and the same whenever it is asked.

@@ -533,6 +533,8 @@ impl Model {
             | Op::RetryFailed { .. }
             | Op::DropFailed { .. }
             | Op::Seal { .. }
+            | Op::Schedule { .. }
+            | Op::Unschedule { .. }
             | Op::Unnamed => {
                 return self.fail(format!("the model does not know {op:?}"));
             }

@@ -3,8 +3,8 @@
 
 use bytes::Bytes;
 use penstock_message::{
-    Durability, InputShape, MessageId, MessageState, Overflow, Running, SessionId, Space,
-    ValueStatus, When, WorkerState, WorkflowState,
+    CatchUp, Durability, InputShape, MessageId, MessageState, Overflow, Overlap, Running,
+    SessionId, Skipped, Space, ValueStatus, When, WorkerState, WorkflowState,
 };
 
 use crate::{WireError, proto};
@@ -15,6 +15,7 @@ mod consumers;
 mod failures;
 mod messages;
 mod questions;
+mod schedules;
 mod transactions;
 mod values;
 mod workflows;
@@ -56,6 +57,15 @@ same_variants!(ValueStatus, proto::value::Status, "an unknown status of a value"
 });
 same_variants!(Overflow, proto::limit::Overflow, "an unknown overflow of a queue", {
     Reject = Reject, DropOldest = DropOldest,
+});
+same_variants!(Overlap, proto::plan::Overlap, "an unknown overlap of a schedule", {
+    Skip = Skip, Queue = Queue, CancelPrevious = CancelPrevious, Allow = Allow,
+});
+same_variants!(CatchUp, proto::plan::CatchUp, "an unknown catch-up of a schedule", {
+    Once = Once, Skip = None, All = All,
+});
+same_variants!(Skipped, proto::schedules_page::Why, "an unknown reason of a skip", {
+    Overlap = Overlap, QueueFull = QueueFull, Missed = Missed,
 });
 same_variants!(Space, proto::health::Space, "an unknown level of space", {
     Plenty = Plenty, NoPublishes = NoPublishes, NoLeases = NoLeases, NoSettlements = NoSettlements,

@@ -357,7 +357,7 @@ pub struct Tx {
 pub struct Op {
     #[prost(
         oneof = "op::Op",
-        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 19, 20"
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 19, 20, 22, 23"
     )]
     pub op: ::core::option::Option<op::Op>,
 }
@@ -403,6 +403,198 @@ pub mod op {
         Seal(super::Seal),
         #[prost(message, tag = "20")]
         Open(super::Open),
+        #[prost(message, tag = "22")]
+        Schedule(::prost::alloc::boxed::Box<super::Schedule>),
+        /// jobs that it has made stay
+        #[prost(message, tag = "23")]
+        Unschedule(super::ScheduleName),
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ScheduleName {
+    #[prost(string, tag = "1")]
+    pub app: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub name: ::prost::alloc::string::String,
+}
+/// Changes a schedule.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Schedule {
+    #[prost(message, optional, tag = "1")]
+    pub schedule: ::core::option::Option<ScheduleName>,
+    #[prost(oneof = "schedule::Step", tags = "2, 3, 4, 5, 6, 7")]
+    pub step: ::core::option::Option<schedule::Step>,
+}
+/// Nested message and enum types in `Schedule`.
+pub mod schedule {
+    #[derive(Clone, PartialEq, ::prost::Oneof)]
+    pub enum Step {
+        #[prost(message, tag = "2")]
+        Declare(super::Declared),
+        /// stands above what code declares, until a reset
+        #[prost(message, tag = "3")]
+        Set(super::Plan),
+        #[prost(bool, tag = "4")]
+        Pause(bool),
+        #[prost(bool, tag = "5")]
+        Resume(bool),
+        /// makes a job at once
+        #[prost(bool, tag = "6")]
+        Run(bool),
+        /// takes back what was set and paused
+        #[prost(bool, tag = "7")]
+        Reset(bool),
+    }
+}
+/// A schedule as code declares it. Of two versions that run at a time, the higher one's holds; else that of the worker
+/// which has started later.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Declared {
+    #[prost(message, optional, tag = "1")]
+    pub plan: ::core::option::Option<Plan>,
+    #[prost(uint64, tag = "4")]
+    pub started_at_ms: u64,
+    #[prost(oneof = "declared::Version", tags = "2, 3")]
+    pub version: ::core::option::Option<declared::Version>,
+}
+/// Nested message and enum types in `Declared`.
+pub mod declared {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Version {
+        #[prost(uint64, tag = "2")]
+        Number(u64),
+        #[prost(string, tag = "3")]
+        Text(::prost::alloc::string::String),
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Timing {
+    /// IANA name of the time zone for cron
+    #[prost(string, tag = "4")]
+    pub zone: ::prost::alloc::string::String,
+    /// each job comes up to so much later
+    #[prost(uint64, tag = "5")]
+    pub jitter_ms: u64,
+    #[prost(oneof = "timing::Rhythm", tags = "1, 2, 3")]
+    pub rhythm: ::core::option::Option<timing::Rhythm>,
+}
+/// Nested message and enum types in `Timing`.
+pub mod timing {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Rhythm {
+        /// five fields, or @daily and its like
+        #[prost(string, tag = "1")]
+        Cron(::prost::alloc::string::String),
+        /// from when the schedule was made
+        #[prost(uint64, tag = "2")]
+        EveryMs(u64),
+        /// once
+        #[prost(uint64, tag = "3")]
+        AtMs(u64),
+    }
+}
+/// What a schedule does, and when.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Plan {
+    #[prost(message, optional, tag = "1")]
+    pub timing: ::core::option::Option<Timing>,
+    #[prost(enumeration = "plan::Overlap", tag = "2")]
+    pub overlap: i32,
+    #[prost(enumeration = "plan::CatchUp", tag = "3")]
+    pub catch_up: i32,
+    /// age up to which missed times are caught up with
+    #[prost(uint64, tag = "4")]
+    pub window_ms: u64,
+    #[prost(string, tag = "5")]
+    pub queue: ::prost::alloc::string::String,
+    /// of each job, but for its id
+    #[prost(message, optional, tag = "6")]
+    pub message: ::core::option::Option<crate::message::Message>,
+}
+/// Nested message and enum types in `Plan`.
+pub mod plan {
+    /// A time that comes while the job of an earlier one has not ended.
+    #[derive(
+        Clone,
+        Copy,
+        Debug,
+        PartialEq,
+        Eq,
+        Hash,
+        PartialOrd,
+        Ord,
+        ::prost::Enumeration
+    )]
+    #[repr(i32)]
+    pub enum Overlap {
+        Skip = 0,
+        Queue = 1,
+        CancelPrevious = 2,
+        Allow = 3,
+    }
+    impl Overlap {
+        /// String value of the enum field names used in the ProtoBuf definition.
+        ///
+        /// The values are not transformed in any way and thus are considered stable
+        /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+        pub fn as_str_name(&self) -> &'static str {
+            match self {
+                Self::Skip => "SKIP",
+                Self::Queue => "QUEUE",
+                Self::CancelPrevious => "CANCEL_PREVIOUS",
+                Self::Allow => "ALLOW",
+            }
+        }
+        /// Creates an enum from field names used in the ProtoBuf definition.
+        pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+            match value {
+                "SKIP" => Some(Self::Skip),
+                "QUEUE" => Some(Self::Queue),
+                "CANCEL_PREVIOUS" => Some(Self::CancelPrevious),
+                "ALLOW" => Some(Self::Allow),
+                _ => None,
+            }
+        }
+    }
+    /// Times that came while no broker ran.
+    #[derive(
+        Clone,
+        Copy,
+        Debug,
+        PartialEq,
+        Eq,
+        Hash,
+        PartialOrd,
+        Ord,
+        ::prost::Enumeration
+    )]
+    #[repr(i32)]
+    pub enum CatchUp {
+        Once = 0,
+        None = 1,
+        All = 2,
+    }
+    impl CatchUp {
+        /// String value of the enum field names used in the ProtoBuf definition.
+        ///
+        /// The values are not transformed in any way and thus are considered stable
+        /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+        pub fn as_str_name(&self) -> &'static str {
+            match self {
+                Self::Once => "ONCE",
+                Self::None => "NONE",
+                Self::All => "ALL",
+            }
+        }
+        /// Creates an enum from field names used in the ProtoBuf definition.
+        pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+            match value {
+                "ONCE" => Some(Self::Once),
+                "NONE" => Some(Self::None),
+                "ALL" => Some(Self::All),
+                _ => None,
+            }
+        }
     }
 }
 /// Makes a workflow known by name. Ignored where it is known already.
@@ -1298,7 +1490,7 @@ pub mod key_value {
 pub struct Query {
     #[prost(uint64, tag = "1")]
     pub id: u64,
-    #[prost(oneof = "query::Query", tags = "3, 4, 5, 6, 7, 8, 9, 12")]
+    #[prost(oneof = "query::Query", tags = "3, 4, 5, 6, 7, 8, 9, 10, 12")]
     pub query: ::core::option::Option<query::Query>,
 }
 /// Nested message and enum types in `Query`.
@@ -1320,6 +1512,8 @@ pub mod query {
         Operation(u64),
         #[prost(message, tag = "9")]
         Workflows(super::WorkflowsQuery),
+        #[prost(message, tag = "10")]
+        Schedules(super::SchedulesQuery),
         /// a double for tests only
         #[prost(message, tag = "12")]
         SetClock(super::SetClock),
@@ -1501,11 +1695,25 @@ pub struct WorkflowsQuery {
     #[prost(bytes = "bytes", repeated, tag = "6")]
     pub nodes: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
 }
+/// Schedules, by app and name.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SchedulesQuery {
+    #[prost(string, optional, tag = "1")]
+    pub app: ::core::option::Option<::prost::alloc::string::String>,
+    #[prost(string, optional, tag = "2")]
+    pub name: ::core::option::Option<::prost::alloc::string::String>,
+    /// `next` of the page before
+    #[prost(message, optional, tag = "3")]
+    pub after: ::core::option::Option<ScheduleName>,
+    /// coming times to list of each; up to 100
+    #[prost(uint32, tag = "4")]
+    pub times: u32,
+}
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Answer {
     #[prost(uint64, tag = "1")]
     pub id: u64,
-    #[prost(oneof = "answer::Answer", tags = "3, 4, 5, 6, 7, 8, 9, 10, 11, 14, 15")]
+    #[prost(oneof = "answer::Answer", tags = "3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 14, 15")]
     pub answer: ::core::option::Option<answer::Answer>,
 }
 /// Nested message and enum types in `Answer`.
@@ -1531,6 +1739,8 @@ pub mod answer {
         Operation(super::OperationStatus),
         #[prost(message, tag = "11")]
         Workflows(super::WorkflowsPage),
+        #[prost(message, tag = "12")]
+        Schedules(super::SchedulesPage),
         #[prost(bool, tag = "14")]
         UnknownOperation(bool),
         /// the time by the broker's clock, after set_clock
@@ -1711,6 +1921,112 @@ pub mod workflows_page {
                 "FAILED" => Some(Self::Failed),
                 "CANCELLED" => Some(Self::Cancelled),
                 "EXPIRED" => Some(Self::Expired),
+                _ => None,
+            }
+        }
+    }
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct SchedulesPage {
+    #[prost(message, repeated, tag = "1")]
+    pub schedules: ::prost::alloc::vec::Vec<schedules_page::Schedule>,
+    /// left out: there are no more
+    #[prost(message, optional, tag = "2")]
+    pub next: ::core::option::Option<ScheduleName>,
+}
+/// Nested message and enum types in `SchedulesPage`.
+pub mod schedules_page {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+    pub struct Schedule {
+        #[prost(message, optional, tag = "1")]
+        pub schedule: ::core::option::Option<super::ScheduleName>,
+        #[prost(message, optional, tag = "2")]
+        pub timing: ::core::option::Option<super::Timing>,
+        #[prost(enumeration = "super::plan::Overlap", tag = "3")]
+        pub overlap: i32,
+        #[prost(enumeration = "super::plan::CatchUp", tag = "4")]
+        pub catch_up: i32,
+        #[prost(uint64, tag = "5")]
+        pub window_ms: u64,
+        #[prost(string, tag = "6")]
+        pub queue: ::prost::alloc::string::String,
+        #[prost(string, tag = "7")]
+        pub task: ::prost::alloc::string::String,
+        #[prost(bool, tag = "8")]
+        pub is_paused: bool,
+        /// by a person or a program, above what code declares
+        #[prost(bool, tag = "9")]
+        pub is_set: bool,
+        /// by code
+        #[prost(bool, tag = "10")]
+        pub is_declared: bool,
+        /// why the broker can't read its times; empty: it can
+        #[prost(string, tag = "11")]
+        pub trouble: ::prost::alloc::string::String,
+        #[prost(uint64, repeated, tag = "12")]
+        pub next_ms: ::prost::alloc::vec::Vec<u64>,
+        /// the last time that has had a job
+        #[prost(uint64, optional, tag = "13")]
+        pub last_ms: ::core::option::Option<u64>,
+        #[prost(bytes = "bytes", tag = "14")]
+        pub last_job: ::prost::bytes::Bytes,
+        /// the last time that has had none
+        #[prost(uint64, optional, tag = "15")]
+        pub skipped_ms: ::core::option::Option<u64>,
+        #[prost(enumeration = "Why", tag = "16")]
+        pub skipped_why: i32,
+        /// the last job has not ended
+        #[prost(bool, tag = "17")]
+        pub is_running: bool,
+        /// the next job waits for the end of that one
+        #[prost(bool, tag = "18")]
+        pub is_queued: bool,
+        /// times that have had jobs
+        #[prost(uint64, tag = "19")]
+        pub fired: u64,
+        #[prost(uint64, tag = "20")]
+        pub skipped: u64,
+        #[prost(uint64, tag = "21")]
+        pub missed: u64,
+    }
+    /// Why a time has had no job.
+    #[derive(
+        Clone,
+        Copy,
+        Debug,
+        PartialEq,
+        Eq,
+        Hash,
+        PartialOrd,
+        Ord,
+        ::prost::Enumeration
+    )]
+    #[repr(i32)]
+    pub enum Why {
+        /// the job of an earlier time had not ended
+        Overlap = 0,
+        QueueFull = 1,
+        /// no broker ran, or it had no space
+        Missed = 2,
+    }
+    impl Why {
+        /// String value of the enum field names used in the ProtoBuf definition.
+        ///
+        /// The values are not transformed in any way and thus are considered stable
+        /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+        pub fn as_str_name(&self) -> &'static str {
+            match self {
+                Self::Overlap => "OVERLAP",
+                Self::QueueFull => "QUEUE_FULL",
+                Self::Missed => "MISSED",
+            }
+        }
+        /// Creates an enum from field names used in the ProtoBuf definition.
+        pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+            match value {
+                "OVERLAP" => Some(Self::Overlap),
+                "QUEUE_FULL" => Some(Self::QueueFull),
+                "MISSED" => Some(Self::Missed),
                 _ => None,
             }
         }
@@ -2469,9 +2785,14 @@ pub(crate) mod shapes {
         (6, Field::One(&STATUS_QUERY)),
         (7, Field::One(&FAILED_QUERY)),
         (9, Field::One(&WORKFLOWS_QUERY)),
+        (10, Field::One(&SCHEDULES_QUERY)),
         (12, Field::One(&SET_CLOCK)),
     ]);
     pub(crate) const SET_CLOCK: Shape = Shape::new(&[]);
+    pub(crate) const SCHEDULES_QUERY: Shape = Shape::new(&[
+        (3, Field::One(&SCHEDULE_NAME)),
+    ]);
+    pub(crate) const SCHEDULE_NAME: Shape = Shape::new(&[]);
     pub(crate) const WORKFLOWS_QUERY: Shape = Shape::new(&[
         (6, Field::ManyPlain(size_of::<::prost::bytes::Bytes>())),
     ]);
@@ -2514,11 +2835,40 @@ pub(crate) mod shapes {
         (17, Field::One(&TARGET)),
         (19, Field::One(&SEAL)),
         (20, Field::One(&OPEN)),
+        (22, Field::One(&SCHEDULE)),
+        (23, Field::One(&SCHEDULE_NAME)),
+    ]);
+    pub(crate) const SCHEDULE: Shape = Shape::new(&[
+        (1, Field::One(&SCHEDULE_NAME)),
+        (2, Field::One(&DECLARED)),
+        (3, Field::One(&PLAN)),
+    ]);
+    pub(crate) const PLAN: Shape = Shape::new(&[
+        (1, Field::One(&TIMING)),
+        (6, Field::One(&MESSAGE)),
+    ]);
+    pub(crate) const MESSAGE: Shape = Shape::new(&[
+        (4, Field::One(&DUE)),
+        (10, Field::ManyPlain(size_of::<::prost::bytes::Bytes>())),
+        (12, Field::One(&MEMBER)),
+        (13, Field::One(&INPUTS)),
+        (16, Field::Many(&HEADER, size_of::<super::Header>())),
+        (22, Field::One(&RETRIES)),
+    ]).with_box(super::FIRST_EXTRA, size_of::<super::MessageExtras>());
+    pub(crate) const RETRIES: Shape = Shape::new(&[
+        (2, Field::ManyNumbers(size_of::<u64>())),
+    ]);
+    pub(crate) const HEADER: Shape = Shape::new(&[]);
+    pub(crate) const INPUTS: Shape = Shape::new(&[]);
+    pub(crate) const MEMBER: Shape = Shape::new(&[]);
+    pub(crate) const DUE: Shape = Shape::new(&[]);
+    pub(crate) const TIMING: Shape = Shape::new(&[]);
+    pub(crate) const DECLARED: Shape = Shape::new(&[
+        (1, Field::One(&PLAN)),
     ]);
     pub(crate) const OPEN: Shape = Shape::new(&[
         (4, Field::One(&DUE)),
     ]);
-    pub(crate) const DUE: Shape = Shape::new(&[]);
     pub(crate) const SEAL: Shape = Shape::new(&[]);
     pub(crate) const TARGET: Shape = Shape::new(&[
         (2, Field::One(&FILTER)),
@@ -2544,25 +2894,11 @@ pub(crate) mod shapes {
         (10, Field::Many(&HOLD_EXPECTED, size_of::<super::hold::Expected>())),
     ]);
     pub(crate) const HOLD_EXPECTED: Shape = Shape::new(&[]);
-    pub(crate) const MEMBER: Shape = Shape::new(&[]);
     pub(crate) const UNSEALED: Shape = Shape::new(&[]);
     pub(crate) const HOLD_HELD: Shape = Shape::new(&[
         (2, Field::One(&MESSAGE)),
         (4, Field::One(&DUE)),
     ]);
-    pub(crate) const MESSAGE: Shape = Shape::new(&[
-        (4, Field::One(&DUE)),
-        (10, Field::ManyPlain(size_of::<::prost::bytes::Bytes>())),
-        (12, Field::One(&MEMBER)),
-        (13, Field::One(&INPUTS)),
-        (16, Field::Many(&HEADER, size_of::<super::Header>())),
-        (22, Field::One(&RETRIES)),
-    ]).with_box(super::FIRST_EXTRA, size_of::<super::MessageExtras>());
-    pub(crate) const RETRIES: Shape = Shape::new(&[
-        (2, Field::ManyNumbers(size_of::<u64>())),
-    ]);
-    pub(crate) const HEADER: Shape = Shape::new(&[]);
-    pub(crate) const INPUTS: Shape = Shape::new(&[]);
     pub(crate) const GUARD: Shape = Shape::new(&[
         (1, Field::One(&KEY_REF)),
     ]);

@@ -29,6 +29,26 @@ pub mod proto {
     pub use crate::message::Message;
 }
 
+/// Writes an operation as hexadecimal digits, for a text that one process hands to another.
+pub fn hex_of_op(op: penstock_message::Op) -> String {
+    let bytes = prost::Message::encode_to_vec(&proto::Op::from(op));
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Reads what [`hex_of_op`] has written; `None`: it is something else.
+pub fn op_of_hex(text: &str) -> Option<penstock_message::Op> {
+    let digits = text.as_bytes();
+    let pairs = digits.chunks(2).map(|pair| {
+        let pair = std::str::from_utf8(pair)
+            .ok()
+            .filter(|pair| pair.len() == 2)?;
+        u8::from_str_radix(pair, 16).ok()
+    });
+    let bytes: Vec<u8> = pairs.collect::<Option<_>>()?;
+    let op: proto::Op = prost::Message::decode(bytes.as_slice()).ok()?;
+    op.try_into().ok()
+}
+
 /// Most bytes of the first frame, which anybody may send.
 pub const MAX_HELLO_BYTES: usize = 4 << 10;
 /// Leases that fit into the first hello; more follow in another.

@@ -36,6 +36,7 @@ static ON_DISK: LazyLock<Capabilities> = LazyLock::new(|| {
     on_disk.fair_flows = true;
     on_disk.steady_clock = true;
     on_disk.workflows = true;
+    on_disk.schedules = true;
     on_disk.asks = true;
     on_disk
 });

@@ -60,6 +60,8 @@ pub const LATER: &[Later] = &[
     operation(2, 17, "dropping failed jobs"),
     operation(2, 19, "sending a group in several transactions"),
     operation(2, 20, "naming workflows"),
+    operation(2, 22, "schedules"),
+    operation(2, 23, "removing schedules"),
     Later {
         since: 2,
         what: "replacing a job",
@@ -75,6 +77,7 @@ pub const LATER: &[Later] = &[
     query(2, 7, "listing failed jobs"),
     query(2, 8, "asking about an operation on many jobs"),
     query(2, 9, "listing workflows"),
+    query(2, 10, "listing schedules"),
     query(2, 12, "moving the clock"),
 ];
 

@@ -52,7 +52,7 @@ impl Shape {
     }
 }
 
-const MOST_FIELDS: usize = 16;
+const MOST_FIELDS: usize = 20;
 
 pub(crate) enum Field {
     /// A message inside its parent's memory. Sent twice it is merged, or replaced.

@@ -3,14 +3,16 @@
 
 use bytes::{Bytes, BytesMut};
 use penstock_message::{
-    Answer, Applied, AskQuery, CancelOrder, Condition, Counts, Delivery, Due, Durability, Extras,
-    FailedJob, FailedPage, FailedQuery, Failure, Filter, HeaderPatch, Hold, InputShape, Inputs,
-    JobCounts, JoinPolicy, Key, KeyState, Later, Lease, Member, Message, MessageId, MessageInfo,
-    MessageState, NoReply, NodeState, Notice, Op, Open, OperationStatus, Others, Overflow, Query,
-    QueueLimits, QueueStatus, Receipt, Refusal, ReleaseReason, Retries, Run, Running, RunningJob,
-    Status, StatusCursor, StatusPage, StatusQuery, Tallied, Target, TaskStatus, Tx, Unsealed,
-    Value, ValueStatus, When, WorkerState, WorkerStatus, WorkflowCounts, WorkflowInfo,
-    WorkflowState, WorkflowsPage, WorkflowsQuery,
+    Answer, Applied, AskQuery, CancelOrder, CatchUp, Condition, Counts, Delivery, Due, Durability,
+    Extras, FailedJob, FailedPage, FailedQuery, Failure, Filter, Generation, HeaderPatch, Hold,
+    InputShape, Inputs, JobCounts, JoinPolicy, Key, KeyState, Later, Lease, Member, Message,
+    MessageId, MessageInfo, MessageState, NoReply, NodeState, Notice, Op, Open, OperationStatus,
+    Others, Overflow, Overlap, Plan, Query, QueueLimits, QueueStatus, Receipt, Refusal,
+    ReleaseReason, Retries, Rhythm, Run, Running, RunningJob, ScheduleInfo, ScheduleName,
+    ScheduleStep, ScheduleTally, SchedulesPage, SchedulesQuery, Skipped, Status, StatusCursor,
+    StatusPage, StatusQuery, Tallied, Target, TaskStatus, Timing, Tx, Unsealed, Value, ValueStatus,
+    Version, When, WorkerState, WorkerStatus, WorkflowCounts, WorkflowInfo, WorkflowState,
+    WorkflowsPage, WorkflowsQuery,
 };
 use penstock_wire::{
     Decoder, FRAME_HEADER_BYTES, Heard, MAX_FRAME_BYTES, WireError, convert, encode_frame, proto,
@@ -204,6 +206,74 @@ prop_compose! {
     }
 }
 
+fn any_timing() -> impl Strategy<Value = Timing> {
+    let rhythm = prop_oneof![
+        ".{0,8}".prop_map(Rhythm::Cron),
+        any::<u64>().prop_map(Rhythm::Every),
+        any::<u64>().prop_map(Rhythm::At),
+    ];
+    (rhythm, ".{0,8}", any::<u64>()).prop_map(|(rhythm, zone, jitter_ms)| Timing {
+        rhythm,
+        zone,
+        jitter_ms,
+    })
+}
+
+prop_compose! {
+    fn any_schedule_name()(app in ".{0,8}", name in ".{0,8}") -> ScheduleName {
+        ScheduleName { app, name }
+    }
+}
+
+prop_compose! {
+    fn any_plan()(
+        timing in any_timing(), overlap in select(&Overlap::ALL[..]), catch_up in select(&CatchUp::ALL[..]),
+        window_ms: u64, queue in ".{0,8}", message in any_message(),
+    ) -> Box<Plan> {
+        Box::new(Plan { timing, overlap, catch_up, window_ms, queue, message })
+    }
+}
+
+fn any_schedule() -> impl Strategy<Value = Op> {
+    let version = prop_oneof![
+        Just(Version::Unnamed),
+        any::<u64>().prop_map(Version::Number),
+        ".{0,8}".prop_map(Version::Text),
+    ];
+    let generation = (version, any::<u64>()).prop_map(|(version, started_at)| Generation {
+        version,
+        started_at,
+    });
+    let step = prop_oneof![
+        (any_plan(), generation).prop_map(|(plan, code)| ScheduleStep::Declare(plan, code)),
+        any_plan().prop_map(ScheduleStep::Set),
+        Just(ScheduleStep::Pause),
+        Just(ScheduleStep::Resume),
+        Just(ScheduleStep::Run),
+        Just(ScheduleStep::Reset),
+    ];
+    prop_oneof![
+        (any_schedule_name(), step).prop_map(|(schedule, step)| Op::Schedule { schedule, step }),
+        any_schedule_name().prop_map(|schedule| Op::Unschedule { schedule }),
+    ]
+}
+
+prop_compose! {
+    fn any_schedule_info()(
+        name in any_schedule_name(), timing in any_timing(), overlap in select(&Overlap::ALL[..]),
+        catch_up in select(&CatchUp::ALL[..]), window_ms: u64, queue in ".{0,8}", task in ".{0,8}", flags: [bool; 5],
+        trouble in ".{0,8}", next in vec(any::<u64>(), 0..3), last in option((any::<u64>(), any_id())),
+        skipped in option((any::<u64>(), select(&Skipped::ALL[..]))), tally: [u64; 3],
+    ) -> ScheduleInfo {
+        let [is_paused, is_set, is_declared, is_running, is_queued] = flags;
+        let tally = ScheduleTally { fired: tally[0], skipped: tally[1], missed: tally[2] };
+        ScheduleInfo {
+            name, timing, overlap, catch_up, window_ms, queue, task, is_paused, is_set, is_declared, trouble, next, last,
+            skipped, is_running, is_queued, tally,
+        }
+    }
+}
+
 fn any_op() -> impl Strategy<Value = Op> {
     let reason = prop_oneof![
         Just(ReleaseReason::Returned),
@@ -292,6 +362,7 @@ fn any_op() -> impl Strategy<Value = Op> {
             .prop_map(|(target, queue)| Op::RetryFailed { target, queue }),
         any_target().prop_map(|target| Op::DropFailed { target }),
         any_open(),
+        any_schedule(),
         Just(Op::Unnamed),
         ".{0,8}".prop_map(|queue| Op::Purge { queue }),
         ".{0,8}".prop_map(|queue| Op::Pause { queue }),
@@ -426,6 +497,20 @@ fn any_query() -> impl Strategy<Value = Query> {
         ),
         any::<u64>().prop_map(Query::Operation),
         any_workflows_query().prop_map(Query::Workflows),
+        (
+            option(".{0,8}"),
+            option(".{0,8}"),
+            option(any_schedule_name()),
+            any::<u32>()
+        )
+            .prop_map(|(app, name, after, times)| {
+                Query::Schedules(SchedulesQuery {
+                    app,
+                    name,
+                    after,
+                    times,
+                })
+            }),
         Just(Query::Unnamed),
         Just(Query::Stop),
         (".{0,8}", any_bytes(), any::<u64>()).prop_map(|(worker, question, patience_ms)| {
@@ -581,6 +666,8 @@ fn any_answer() -> impl Strategy<Value = Answer> {
                     tasks,
                 })
             }),
+        (vec(any_schedule_info(), 0..3), option(any_schedule_name()))
+            .prop_map(|(schedules, next)| Answer::Schedules(SchedulesPage { schedules, next })),
         Just(Answer::Stopping),
         any_bytes().prop_map(|reply| Answer::Asked(Ok(reply))),
         any_no_reply().prop_map(|why| Answer::Asked(Err(why))),

@@ -53,6 +53,8 @@ fn generate(protos: &Path) -> Result<String, Box<dyn Error>> {
     config.bytes(["."]);
     // Few answers are a status, and all of them would have room for it.
     config.boxed(".penstock.v1.Status.others");
+    // Few operations are one of these, and all of them would have room for it.
+    config.boxed(".penstock.v1.Op.op.schedule");
     // Written by hand, of its two parts.
     let split = split::MESSAGE.message;
     config.extern_path(

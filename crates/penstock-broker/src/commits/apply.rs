@@ -285,6 +285,11 @@ impl Broker {
                 Op::Pause { queue } => self.pause(queue, true),
                 Op::Resume { queue } => self.pause(queue, false),
                 Op::Limit { queue, limits } => self.limit(queue, *limits),
+                Op::Schedule { schedule, step } => {
+                    let job = self.schedule(schedule, step);
+                    applied.owners.extend(job.map(|job| (index as u32, job)));
+                }
+                Op::Unschedule { schedule } => self.unschedule(schedule),
                 Op::Unnamed => unreachable!("it was refused"),
             }
         }
@@ -352,7 +357,8 @@ impl Broker {
         self.state.messages.get(owner).map(|entry| entry.id)
     }
 
-    fn publish(
+    /// Publishes a message that was checked.
+    pub(crate) fn publish(
         &mut self,
         queues: &[String],
         message: &mut Message,

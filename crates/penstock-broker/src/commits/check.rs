@@ -4,8 +4,8 @@ use bytes::Bytes;
 use penstock_faults::planted;
 use penstock_message::{
     Condition, Extras, Failure, Filter, HIGHEST_PRIORITY, Hold, JoinId, Key, Lease, Member,
-    Message, MessageId, MessageState, Op, Open, Refusal, Retries, SeededMap, SeededSet,
-    SeededState, Target, Unsealed, When, place_of_heir,
+    Message, MessageId, MessageState, Op, Open, Refusal, Retries, ScheduleStep, SeededMap,
+    SeededSet, SeededState, Target, Unsealed, When, place_of_heir,
 };
 
 use super::{Checked, Checking, Replaced, Unchecked, exact_bytes};
@@ -367,6 +367,16 @@ impl Broker {
                 Target::Job(id) => self.find_failed(id).map(|_| ()),
                 Target::Filter(filter) => check_filter(filter),
             },
+            Op::Schedule { schedule, step } => {
+                check_name("a schedule's app", &schedule.app)?;
+                check_name("a schedule's name", &schedule.name)?;
+                if let ScheduleStep::Declare(plan, _) | ScheduleStep::Set(plan) = step {
+                    check_name("a queue's name", &plan.queue)?;
+                    self.check_shape(&plan.message)?;
+                }
+                self.check_schedule(schedule, step)
+            }
+            Op::Unschedule { schedule } => self.check_known_schedule(schedule),
             Op::Unnamed => Err(Refusal::NotOffered(
                 "this broker is older than its client and does not know the operation: upgrade the broker"
                     .to_owned(),

@@ -53,7 +53,7 @@ type Head<'a> = (MessageHead, Option<Extras>, Option<Failing<'a>>);
 #[derive(Debug)]
 pub(crate) struct RecordReader<'a> {
     bytes: &'a [u8],
-    at: usize,
+    pub(super) at: usize,
     pub(crate) version: u8,
     pub(crate) epoch: u32,
     pub(crate) time: WallMs,
@@ -345,6 +345,15 @@ impl<'a> RecordReader<'a> {
                 workflow: MessageId(self.array()?),
                 progress: self.workflow_progress()?,
             },
+            tag::SCHEDULE_SET => Event::ScheduleSet {
+                schedule: Cow::Owned(self.schedule_name()?),
+                head: Cow::Owned(self.schedule_head(names)?),
+                progress: self.schedule_progress()?.unwrap_or_default(),
+            },
+            tag::SCHEDULE_FIRED => Event::ScheduleFired {
+                schedule: Cow::Owned(self.schedule_name()?),
+                progress: self.schedule_progress()?,
+            },
             tag => return Err(RecordError::UnknownEvent { tag, at }),
         };
         Ok(Some(event))
@@ -412,14 +421,15 @@ impl<'a> RecordReader<'a> {
         if !has(has::ALSO) {
             return Ok((head, None, None));
         }
-        let (extras, failure) = self.rare(names, &mut head)?;
+        let counts = [&mut head.generation, &mut head.attempts_before];
+        let (extras, failure) = self.rare(names, counts)?;
         Ok((head, extras, failure))
     }
 
-    fn rare(
+    pub(super) fn rare(
         &mut self,
         names: &mut Names,
-        head: &mut MessageHead,
+        [generation, attempts_before]: [&mut u32; 2],
     ) -> Result<(Option<Extras>, Option<Failing<'a>>), RecordError> {
         let at = self.at;
         let flags = self.varint()?;
@@ -461,7 +471,7 @@ impl<'a> RecordReader<'a> {
             }
         }
         if has(also::GENERATION) {
-            head.generation = self.small("generation")?;
+            *generation = self.small("generation")?;
         }
         if has(also::RETRIES) {
             extras.retries = Some(self.retries()?);
@@ -485,7 +495,7 @@ impl<'a> RecordReader<'a> {
             extras.args_hash = Some(self.word()?);
         }
         if has(also::ATTEMPTS_BEFORE) {
-            head.attempts_before = self.small("attempt")?;
+            *attempts_before = self.small("attempt")?;
         }
         if has(also::WHEN) {
             let at = self.at;
@@ -986,7 +996,7 @@ impl<'a> RecordReader<'a> {
         state.ok_or(RecordError::UnknownField { what: "state", at })
     }
 
-    fn byte(&mut self) -> Result<u8, RecordError> {
+    pub(super) fn byte(&mut self) -> Result<u8, RecordError> {
         let byte = *self
             .bytes
             .get(self.at)
@@ -1004,7 +1014,7 @@ impl<'a> RecordReader<'a> {
         }
     }
 
-    fn varint(&mut self) -> Result<u64, RecordError> {
+    pub(super) fn varint(&mut self) -> Result<u64, RecordError> {
         let at = self.at;
         let mut value = 0;
         for shift in (0..64).step_by(7) {
@@ -1024,12 +1034,12 @@ impl<'a> RecordReader<'a> {
         })
     }
 
-    fn small(&mut self, what: &'static str) -> Result<u32, RecordError> {
+    pub(super) fn small(&mut self, what: &'static str) -> Result<u32, RecordError> {
         let at = self.at;
         u32::try_from(self.varint()?).map_err(|_| RecordError::Malformed { what, at })
     }
 
-    fn difference(&mut self, from: u64) -> Result<u64, RecordError> {
+    pub(super) fn difference(&mut self, from: u64) -> Result<u64, RecordError> {
         let zigzag = self.varint()?;
         let difference = (zigzag >> 1) as i64 ^ -((zigzag & 1) as i64);
         Ok(from.wrapping_add(difference as u64))
@@ -1061,7 +1071,7 @@ impl<'a> RecordReader<'a> {
         })
     }
 
-    fn slice(&mut self) -> Result<&'a [u8], RecordError> {
+    pub(super) fn slice(&mut self) -> Result<&'a [u8], RecordError> {
         let at = self.at;
         let length = self.varint()?;
         let rest = &self.bytes[self.at..];
@@ -1073,7 +1083,7 @@ impl<'a> RecordReader<'a> {
         Ok(slice)
     }
 
-    fn array(&mut self) -> Result<[u8; 16], RecordError> {
+    pub(super) fn array(&mut self) -> Result<[u8; 16], RecordError> {
         let at = self.at;
         let array = self.bytes[at..]
             .first_chunk()
@@ -1082,7 +1092,7 @@ impl<'a> RecordReader<'a> {
         Ok(*array)
     }
 
-    fn text(&mut self) -> Result<&'a str, RecordError> {
+    pub(super) fn text(&mut self) -> Result<&'a str, RecordError> {
         let at = self.at;
         std::str::from_utf8(self.slice()?).map_err(|_| RecordError::Malformed { what: "text", at })
     }

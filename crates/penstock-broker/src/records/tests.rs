@@ -3,7 +3,9 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use penstock_message::{Overflow, Refusal};
+use penstock_message::{
+    CatchUp, Due, Message, Overflow, Overlap, Refusal, Rhythm, Timing, Version,
+};
 
 use super::*;
 use crate::clock::Clock;
@@ -336,7 +338,116 @@ fn event() -> impl Strategy<Value = Event<'static>> {
             }
         ),
     ];
-    prop_oneof![sessions, messages, others, workflows]
+    prop_oneof![sessions, messages, others, workflows, schedules()]
+}
+
+fn plan() -> impl Strategy<Value = Plan> {
+    let rhythm = prop_oneof![
+        ".{0,9}".prop_map(Rhythm::Cron),
+        any::<u64>().prop_map(Rhythm::Every),
+        any::<u64>().prop_map(Rhythm::At),
+    ];
+    let times = (
+        rhythm,
+        ".{0,9}",
+        any::<(u64, u64)>(),
+        prop::sample::select(&Overlap::ALL[..]),
+        prop::sample::select(&CatchUp::ALL[..]),
+    );
+    let message = (
+        ".{0,9}",
+        0..=penstock_message::HIGHEST_PRIORITY,
+        any::<(u8, Option<u64>, Option<u64>, Option<u64>)>(),
+        vec(any::<u8>(), 0..40),
+    );
+    (times, ".{0,9}", message).prop_map(|(times, queue, message)| {
+        let (rhythm, zone, (jitter_ms, window_ms), overlap, catch_up) = times;
+        let (task, priority, (max_deliveries, expires_ms, result_ttl_ms, timeout_ms), body) =
+            message;
+        let extras = Extras {
+            timeout_ms,
+            ..Extras::default()
+        };
+        Plan {
+            timing: Timing {
+                rhythm,
+                zone,
+                jitter_ms,
+            },
+            overlap,
+            catch_up,
+            window_ms,
+            queue,
+            message: Message {
+                id: MessageId::default(),
+                task,
+                priority,
+                expires_at: expires_ms.map(Due::AfterMs),
+                result_ttl_ms,
+                max_deliveries,
+                attempt: 0,
+                crashes: 0,
+                enqueued_at: 0,
+                notes: Vec::new(),
+                body: body.into(),
+                extras: extras.boxed(),
+            },
+        }
+    })
+}
+
+fn schedules() -> impl Strategy<Value = Event<'static>> {
+    let name = (".{0,9}", ".{0,9}").prop_map(|(app, name)| ScheduleName { app, name });
+    let version = prop_oneof![
+        Just(Version::Unnamed),
+        any::<u64>().prop_map(Version::Number),
+        ".{0,9}".prop_map(Version::Text),
+    ];
+    let generation = (version, any::<u64>()).prop_map(|(version, started_at)| Generation {
+        version,
+        started_at,
+    });
+    let head = (
+        prop::option::of((plan(), generation)),
+        prop::option::of(plan()),
+        any::<(bool, u64)>(),
+    );
+    let head = head.prop_map(|(declared, set, (is_paused, anchor))| ScheduleHead {
+        declared,
+        set,
+        is_paused,
+        anchor,
+    });
+    let progress = (
+        any::<(u64, Option<(u64, [u8; 16])>, Option<u64>, [u64; 3])>(),
+        prop::option::of((any::<u64>(), prop::sample::select(&Skipped::ALL[..]))),
+    );
+    let progress = progress.prop_map(|((after, last, queued, [fired, skips, missed]), skipped)| {
+        ScheduleProgress {
+            after,
+            last: last.map(|(time, job)| (time, MessageId(job))),
+            queued,
+            skipped,
+            tally: ScheduleTally {
+                fired,
+                skipped: skips,
+                missed,
+            },
+        }
+    });
+    prop_oneof![
+        (name.clone(), head, progress.clone()).prop_map(|(name, head, progress)| {
+            Event::ScheduleSet {
+                schedule: Cow::Owned(name),
+                head: Cow::Owned(head),
+                progress,
+            }
+        }),
+        (name, prop::option::of(progress)).prop_map(|(name, progress)| Event::ScheduleFired {
+            schedule: Cow::Owned(name),
+            progress,
+        }),
+    ]
 }
 
 /// Returns the same names each time.

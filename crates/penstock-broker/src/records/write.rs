@@ -16,9 +16,9 @@ use crate::names::{Name, Names};
 /// Events of one record on their way into bytes.
 #[derive(Debug, Default)]
 pub(crate) struct RecordWriter {
-    bytes: Vec<u8>,
+    pub(super) bytes: Vec<u8>,
     epoch: u32,
-    time: WallMs,
+    pub(super) time: WallMs,
     number: u64,
     grant: u64,
     /// Record (by count) that last spelled out each name, and its place among the names there.
@@ -428,6 +428,21 @@ impl RecordWriter {
                 self.bytes.extend_from_slice(&workflow.0);
                 self.workflow_progress(progress.as_ref());
             }
+            Event::ScheduleSet {
+                schedule,
+                head,
+                progress,
+            } => {
+                self.tag(tag::SCHEDULE_SET);
+                self.schedule_name(schedule);
+                self.schedule_head(names, head);
+                self.schedule_progress(Some(progress));
+            }
+            Event::ScheduleFired { schedule, progress } => {
+                self.tag(tag::SCHEDULE_FIRED);
+                self.schedule_name(schedule);
+                self.schedule_progress(progress.as_ref());
+            }
             Event::Limited { queue, limits } => {
                 self.tag(tag::LIMITED);
                 self.name(names, *queue);
@@ -517,7 +532,8 @@ impl RecordWriter {
             }
         }
         if is_rare {
-            self.rare(names, head, extras, failure);
+            let counts = [head.generation, head.attempts_before];
+            self.rare(names, counts, extras, failure);
         }
     }
 
@@ -648,10 +664,10 @@ impl RecordWriter {
         }
     }
 
-    fn rare(
+    pub(super) fn rare(
         &mut self,
         names: &Names,
-        head: &MessageHead,
+        [generation, attempts_before]: [u32; 2],
         extras: Option<&Extras>,
         failure: Option<&Failing<'_>>,
     ) {
@@ -664,7 +680,7 @@ impl RecordWriter {
             (also::WORKFLOW, extras.workflow.is_some()),
             (also::KEY, extras.key.is_some()),
             (also::HEADERS, !extras.headers.is_empty()),
-            (also::GENERATION, head.generation != 0),
+            (also::GENERATION, generation != 0),
             (also::RETRIES, extras.retries.is_some()),
             (also::TIMEOUT, extras.timeout_ms.is_some()),
             (also::SOFT_TIMEOUT, extras.soft_timeout_ms.is_some()),
@@ -672,7 +688,7 @@ impl RecordWriter {
             (also::PARENT, extras.parent.is_some()),
             (also::FAILED, failure.is_some()),
             (also::ARGS_HASH, extras.args_hash.is_some()),
-            (also::ATTEMPTS_BEFORE, head.attempts_before != 0),
+            (also::ATTEMPTS_BEFORE, attempts_before != 0),
             (also::WHEN, extras.when != Outcome::Succeeded),
             (also::LATER, extras.later.is_some()),
         ] {
@@ -700,8 +716,8 @@ impl RecordWriter {
                 self.slice(value);
             }
         }
-        if head.generation != 0 {
-            self.varint(u64::from(head.generation));
+        if generation != 0 {
+            self.varint(u64::from(generation));
         }
         // What is more than the number of retries and one is a list of delays.
         match &extras.retries {
@@ -736,8 +752,8 @@ impl RecordWriter {
         if let Some(hash) = extras.args_hash {
             self.bytes.extend_from_slice(&hash.to_le_bytes());
         }
-        if head.attempts_before != 0 {
-            self.varint(u64::from(head.attempts_before));
+        if attempts_before != 0 {
+            self.varint(u64::from(attempts_before));
         }
         if extras.when != Outcome::Succeeded {
             self.tag(extras.when as u8);
@@ -915,13 +931,13 @@ impl RecordWriter {
         }
     }
 
-    fn tag(&mut self, byte: u8) {
+    pub(super) fn tag(&mut self, byte: u8) {
         self.bytes.push(byte);
     }
 
     /// Writes a number, most of which are small.
     #[inline]
-    fn varint(&mut self, value: u64) {
+    pub(super) fn varint(&mut self, value: u64) {
         match value {
             0..0x80 => self.bytes.push(value as u8),
             _ => self.long_varint(value),
@@ -939,7 +955,7 @@ impl RecordWriter {
         self.bytes.extend_from_slice(&bytes[..=length]);
     }
 
-    fn difference(&mut self, value: u64, from: u64) {
+    pub(super) fn difference(&mut self, value: u64, from: u64) {
         let difference = value.wrapping_sub(from) as i64;
         self.varint(((difference << 1) ^ (difference >> 63)) as u64);
     }
@@ -961,12 +977,12 @@ impl RecordWriter {
         self.varint(when.at);
     }
 
-    fn slice(&mut self, bytes: &[u8]) {
+    pub(super) fn slice(&mut self, bytes: &[u8]) {
         self.varint(bytes.len() as u64);
         self.bytes.extend_from_slice(bytes);
     }
 
-    fn text(&mut self, text: &str) {
+    pub(super) fn text(&mut self, text: &str) {
         self.slice(text.as_bytes());
     }
 

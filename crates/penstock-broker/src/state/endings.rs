@@ -118,6 +118,7 @@ impl State {
         }
         if is_last {
             self.touch_result(id);
+            self.schedules.job_ended(&id);
         }
     }
 

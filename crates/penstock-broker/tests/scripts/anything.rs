@@ -113,6 +113,11 @@ fn basic_line() -> impl Strategy<Value = String> {
                 1 => Just(format!("limit {queue} length=2 drop-oldest")),
                 1 => Just(format!("limit {queue} size=300 drop-oldest")),
                 1 => Just(format!("limit {queue}")),
+                1 => Just(format!("set s{index} every=1000 queue={queue} overlap=queue")),
+                1 => Just("set s0 every=7000 overlap=cancel_previous catch-up=all".to_owned()),
+                1 => Just(format!("declare s{index} every=5000 started={index}")),
+                1 => Just(format!("schedule s{index} run")),
+                1 => Just(format!("unschedule s{index}")),
             ]
         },
     );

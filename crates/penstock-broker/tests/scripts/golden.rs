@@ -240,6 +240,18 @@ const LIVES: &[(&str, &str)] = &[
 /// Lives that only brokers of format 2 led.
 const LIVES_2: &[(&str, &str)] = &[
     (
+        "schedules",
+        "a hello
+        a set poll every=60000; set gone every=60000; declare nightly cron=30_2_*_*_* zone=Europe/Paris version=7 started=1700000000000 catch-up=all
+        a set nightly at=90000000 jitter=500 queue=mail priority=7 expires=5000 deliveries=1 retries=2 no-result; schedule nightly pause
+        a declare named every=90000 version=v2 overlap=queue
+        a unschedule gone
+        wait 60000
+        wait 30000
+        wait 30000
+        wait 60000",
+    ),
+    (
         "steps",
         "a hello
         a hold o/ count=2 messages=sum inputs=list workflow=sum max-failures=1 result=90000

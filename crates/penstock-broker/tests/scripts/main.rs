@@ -15,6 +15,7 @@ mod queues;
 mod relay;
 mod replaced;
 mod revivals;
+mod schedules;
 mod script;
 mod transactions;
 mod waits;

@@ -23,17 +23,17 @@ use penstock_broker::{
 use penstock_message::{
     AskQuery, Condition, Consume, Durability, FailedQuery, Failure, GivenValues, HeaderPatch, Hold,
     InputShape, Inputs, JoinPolicy, Key, Later, Lease, Member, Message, MessageId, Op, Open,
-    Others, Overflow, QueueLimits, ReleaseReason, Running, SessionId, Space, StatusQuery, Tasks,
-    Tx, Unsealed, Value, ValueStatus, WorkerReport, WorkerState, WorkflowState, WorkflowsQuery,
-    place_of_heir,
+    Others, Overflow, QueueLimits, ReleaseReason, Running, ScheduleStep, SchedulesQuery, SessionId,
+    Space, StatusQuery, Tasks, Tx, Unsealed, Value, ValueStatus, WorkerReport, WorkerState,
+    WorkflowState, WorkflowsQuery, place_of_heir,
 };
 
 mod words;
 
 use words::{
     Options, describe_answer, describe_given, describe_receipt, describe_value, describe_whole,
-    extras, filter, job_counts, join_id, message_id, name_of_message, number, tallied, target,
-    when,
+    extras, filter, generation, job_counts, join_id, message_id, name_of_message, number, plan,
+    schedule_name, tallied, target, when,
 };
 
 /// Runs a script and compares each line's outputs with what stands behind its arrow.
@@ -425,6 +425,16 @@ impl World {
                 };
                 self.query(name, Query::Workflows(query));
             }
+            // `schedules times=2`
+            ["schedules", ref arguments @ ..] => {
+                let options = Options::new(arguments);
+                let query = SchedulesQuery {
+                    name: options.text("name").map(str::to_owned),
+                    times: options.number("times").unwrap_or(1) as u32,
+                    ..SchedulesQuery::default()
+                };
+                self.query(name, Query::Schedules(query));
+            }
             ["operation", operation] => self.query(name, Query::Operation(number(operation))),
             ["info", message] => self.query(name, Query::Message(message_id(message))),
             ["part", last, ..] => {
@@ -565,6 +575,29 @@ impl World {
                 target: target(name, &options),
             },
             "unnamed" => Op::Unnamed,
+            "set" | "declare" => {
+                let plan = Box::new(plan(self.message(name, &options), &options));
+                Op::Schedule {
+                    schedule: schedule_name(name),
+                    step: match words[0] {
+                        "set" => ScheduleStep::Set(plan),
+                        _ => ScheduleStep::Declare(plan, generation(&options)),
+                    },
+                }
+            }
+            "schedule" => Op::Schedule {
+                schedule: schedule_name(name),
+                step: match words[2] {
+                    "pause" => ScheduleStep::Pause,
+                    "resume" => ScheduleStep::Resume,
+                    "run" => ScheduleStep::Run,
+                    "reset" => ScheduleStep::Reset,
+                    other => panic!("no such step: {other}"),
+                },
+            },
+            "unschedule" => Op::Unschedule {
+                schedule: schedule_name(name),
+            },
             "put" => Op::Put {
                 key: self.key(name),
                 value: Value::new(

@@ -308,6 +308,11 @@ const LIES: [(Feature, &str, &str); 26] = [
         "a workflow is listed",
     ),
     (
+        Feature::Schedules,
+        "a_schedule_makes_jobs_until_it_is_removed",
+        "a schedule is listed",
+    ),
+    (
         Feature::CancelWaiting,
         "a_job_is_cancelled_or_it_is_said_why_not",
         "the key is told of",
@@ -391,7 +396,6 @@ fn a_claim_that_no_scenario_shows_is_named() {
     boaster.rate_limits = Some(Duration::from_millis(1));
     boaster.fair_share = true;
     boaster.batching = true;
-    boaster.schedules = true;
     boaster.progress = true;
     boaster.why = true;
     boaster.parking = true;

@@ -247,6 +247,7 @@ impl Lying {
             | (Feature::Pause, Op::Pause { .. })
             | (Feature::Limits, Op::Limit { .. })
             | (Feature::Workflows, Op::Open(_))
+            | (Feature::Schedules, Op::Schedule { .. })
             | (Feature::CancelWaiting, Op::Cancel { .. }) => Vec::new(),
             (Feature::CancelRunning, Op::Cancel { running, .. }) if running != Running::Leave => {
                 Vec::new()

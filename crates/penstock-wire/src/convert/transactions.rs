@@ -8,6 +8,7 @@ use penstock_message::{
 
 use super::messages::due;
 use super::messages::lease;
+use super::schedules::{step_from_wire, step_to_wire};
 use super::values::key;
 use super::{FromNumber, all, id_bytes, message_id, wanted};
 use crate::{WireError, proto};
@@ -156,6 +157,10 @@ impl From<Op> for proto::Op {
             }),
             Op::DropFailed { target } => Wire::DropFailed(target.into()),
             Op::Open(open) => Wire::Open(open.into()),
+            Op::Schedule { schedule, step } => {
+                Wire::Schedule(Box::new(step_to_wire(schedule, step)))
+            }
+            Op::Unschedule { schedule } => Wire::Unschedule(schedule.into()),
             Op::Unnamed => return Self { op: None },
         };
         Self { op: Some(op) }
@@ -269,6 +274,10 @@ impl TryFrom<proto::Op> for Op {
                 None => Self::Unnamed,
             },
             Wire::Open(open) => Self::Open(open.try_into()?),
+            Wire::Schedule(schedule) => step_from_wire(*schedule)?,
+            Wire::Unschedule(schedule) => Self::Unschedule {
+                schedule: schedule.into(),
+            },
             Wire::DropFailed(dropped) => match target(Some(dropped))? {
                 Some(target) => Self::DropFailed { target },
                 None => Self::Unnamed,

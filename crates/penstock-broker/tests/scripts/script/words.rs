@@ -2,9 +2,11 @@
 
 use penstock_broker::{Answer, Broker, ConnId, Input, Now, Output, Position, Query};
 use penstock_message::{
-    Counts, Due, Extras, Filter, GivenValue, GivenValues, JobCounts, Key, KeyState, Member,
-    MessageId, NodeState, Others, Receipt, Refusal, Retries, SessionId, Space, StatusQuery,
-    Tallied, Target, ValueStatus, When, WorkflowInfo, WorkflowsQuery, read_gathered,
+    CatchUp, Counts, Due, Extras, Filter, Generation, GivenValue, GivenValues, JobCounts, Key,
+    KeyState, Member, Message, MessageId, NodeState, Others, Overlap, Plan, Receipt, Refusal,
+    Retries, Rhythm, ScheduleInfo, ScheduleName, ScheduleTally, SchedulesQuery, SessionId, Space,
+    StatusQuery, Tallied, Target, Timing, ValueStatus, Version, When, WorkflowInfo, WorkflowsQuery,
+    read_gathered,
 };
 
 pub(super) struct Options<'a>(Vec<(&'a str, &'a str)>);
@@ -124,6 +126,13 @@ pub(super) fn join_id(name: &str) -> MessageId {
 }
 
 pub(super) fn name_of_message(id: &MessageId) -> String {
+    // No name begins with such a byte, as the time in a schedule's job does.
+    if let [0x01, ..] = id.0 {
+        let ms = id.0[..6]
+            .iter()
+            .fold(0, |ms, byte| ms << 8 | u64::from(*byte));
+        return format!("at{}", ms as i64 - 1_700_000_000_000);
+    }
     let name = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end().to_owned();
     // The tail of a name is text, which as a number is far more.
     match id.index_in_join() {
@@ -131,6 +140,98 @@ pub(super) fn name_of_message(id: &MessageId) -> String {
         Some(index @ 0..=0xffff) => format!("{}/{index}", name(&id.0[..13])),
         Some(_) => name(&id.0),
     }
+}
+
+pub(super) fn schedule_name(name: &str) -> ScheduleName {
+    ScheduleName {
+        app: "shop".to_owned(),
+        name: name.to_owned(),
+    }
+}
+
+/// `every=60000`, `at=5000`, `cron=30_2_*_*_* zone=Europe/Paris`; `overlap=queue catch-up=all window=5000 jitter=1000`.
+pub(super) fn plan(message: Message, options: &Options<'_>) -> Plan {
+    let every = options.number("every").map(Rhythm::Every);
+    let at = options
+        .number("at")
+        .map(|ms| Rhythm::At(1_700_000_000_000 + ms));
+    let cron = options
+        .text("cron")
+        .map(|line| Rhythm::Cron(line.replace('_', " ")));
+    let overlap = options.text("overlap").map(|wanted| {
+        let mut all = Overlap::ALL.into_iter();
+        all.find(|overlap| overlap.name() == wanted)
+            .expect("an overlap")
+    });
+    let catch_up = options.text("catch-up").map(|wanted| {
+        let mut all = CatchUp::ALL.into_iter();
+        all.find(|catch_up| catch_up.name() == wanted)
+            .expect("a policy")
+    });
+    Plan {
+        timing: Timing {
+            rhythm: every.or(at).or(cron).expect("a rhythm"),
+            zone: options.text("zone").unwrap_or("UTC").to_owned(),
+            jitter_ms: options.number("jitter").unwrap_or(0),
+        },
+        overlap: overlap.unwrap_or_default(),
+        catch_up: catch_up.unwrap_or_default(),
+        window_ms: options.number("window").unwrap_or(3_600_000),
+        queue: options.text("queue").unwrap_or("default").to_owned(),
+        message: Message {
+            id: MessageId::default(),
+            ..message
+        },
+    }
+}
+
+/// `version=2 started=7`, or `version=v2`.
+pub(super) fn generation(options: &Options<'_>) -> Generation {
+    Generation {
+        version: match options.text("version") {
+            None => Version::Unnamed,
+            Some(version) => match version.parse() {
+                Ok(number) => Version::Number(number),
+                Err(_) => Version::Text(version.to_owned()),
+            },
+        },
+        started_at: options.number("started").unwrap_or(0),
+    }
+}
+
+/// As in `nightly:every60000:1+0+0:last0:next60000`: fired, skipped, missed.
+fn describe_schedule(schedule: &ScheduleInfo) -> String {
+    let ms = |time: u64| time as i64 - 1_700_000_000_000;
+    let mut line = schedule.name.name.clone();
+    line += &match &schedule.timing.rhythm {
+        Rhythm::Cron(line) => format!(":{}", line.replace(' ', "_")),
+        Rhythm::Every(ms) => format!(":every{ms}"),
+        Rhythm::At(at) => format!(":at{}", ms(*at)),
+    };
+    let ScheduleTally {
+        fired,
+        skipped,
+        missed,
+    } = schedule.tally;
+    line += &format!(":{fired}+{skipped}+{missed}");
+    for (flag, word) in [
+        (schedule.is_set, ":set"),
+        (schedule.is_paused, ":paused"),
+        (schedule.is_running, ":running"),
+        (schedule.is_queued, ":queued"),
+    ] {
+        line += if flag { word } else { "" };
+    }
+    if let Some((time, _)) = schedule.last {
+        line += &format!(":last{}", ms(time));
+    }
+    if let Some((time, why)) = schedule.skipped {
+        line += &format!(":{why:?}{}", ms(time));
+    }
+    for time in &schedule.next {
+        line += &format!(":next{}", ms(*time));
+    }
+    line
 }
 
 pub(super) fn describe_receipt(receipt: &Receipt) -> String {
@@ -283,6 +384,11 @@ pub(super) fn describe_answer(answer: &Answer) -> String {
                 line += &format!(" next {}", name_of_message(&next));
             }
             line
+        }
+        Answer::Schedules(page) => {
+            let schedules = page.schedules.iter();
+            let schedules = schedules.map(|schedule| format!(" {}", describe_schedule(schedule)));
+            format!("schedules{}", schedules.collect::<String>())
         }
         Answer::Asked(Ok(reply)) => format!("hears {}", String::from_utf8_lossy(reply)),
         Answer::Asked(Err(why)) => format!("hears nothing: {why:?}"),
@@ -471,6 +577,14 @@ pub(super) fn describe_whole(
             conn,
             id: 1,
             query: Query::Workflows(WorkflowsQuery::default()),
+        },
+        Input::Query {
+            conn,
+            id: 1,
+            query: Query::Schedules(SchedulesQuery {
+                times: 3,
+                ..SchedulesQuery::default()
+            }),
         },
     ];
     let queries = ids.iter().map(|id| Input::Query {

@@ -1,0 +1,762 @@
+//! Schedules: the broker makes their jobs itself, so there is nobody else whose clock or death could matter.
+//!
+//! Each of a schedule's times is decided once: it has a job, or is skipped, or was missed. The decision is one record with
+//! the job, if there is one, and with [`ScheduleProgress::after`], up to which all is decided from then on. So a broker that
+//! is killed decides a time again exactly if nobody can have seen the job.
+//!
+//! ```text
+//!     timer, start, end of an awaited job ──► pending ──► a step: one decision for each, again while more times are due
+//! ```
+//!
+//! Times follow the wall's clock. If that is set back, times that were decided do not come again; if it is set forward, the
+//! times between were missed, and the schedule's policy says how many are caught up with.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
+
+use penstock_message::{
+    CatchUp, Due, Extras, IdSource, MessageId, Overlap, Plan, Refusal, Running, ScheduleInfo,
+    ScheduleName, ScheduleStep, SchedulesPage, SchedulesQuery, SeededMap, SeededState, Skipped,
+    Timing,
+};
+use penstock_schedule::{Calendar, mix, seed_of};
+
+use crate::clock::{Clock, When};
+use crate::ledger::Entity;
+use crate::records::{Event, ScheduleHead, ScheduleProgress};
+use crate::state::State;
+use crate::timers::Timer;
+use crate::{Broker, Position};
+
+/// Most schedules of a broker.
+const SCHEDULES_CAP: usize = 10_000;
+/// Lateness up to which a time counts as kept, and no policy is asked.
+const ON_TIME_MS: u64 = 60_000;
+/// Time after which a schedule that could not make a job tries again.
+const AGAIN_MS: u64 = 5_000;
+/// Distance of a decided time from the present one at which the clock was wrong then, and not now.
+const CLOCK_WAS_WRONG_MS: u64 = 24 * 60 * 60 * 1000;
+/// Most schedules on a page.
+const LISTED: usize = 500;
+/// Most events that one decision adds to a record.
+const EVENTS: usize = 8;
+/// Reason of a job that made way for the next.
+const NEXT_CAME: &str = "its schedule's next time came";
+
+#[derive(Debug)]
+pub(crate) struct Schedules {
+    all: BTreeMap<ScheduleName, Schedule>,
+    /// Schedules by their numbers.
+    numbers: BTreeMap<u64, ScheduleName>,
+    last_number: u64,
+    /// Schedules to look at.
+    pending: BTreeSet<u64>,
+    /// Jobs behind which others wait, and their schedules.
+    awaited: SeededMap<MessageId, u64>,
+}
+
+#[derive(Debug)]
+struct Schedule {
+    head: ScheduleHead,
+    progress: ScheduleProgress,
+    /// Number among all that were set, which tells it from another one of its name.
+    number: u64,
+    base: Position,
+    /// Its times, read when they are first wanted; an error: this program can't read them.
+    calendar: Option<Result<Calendar, String>>,
+    /// Time on the wall's clock for which a timer is set.
+    timer: Option<u64>,
+}
+
+impl Schedule {
+    fn journal_bytes(&self) -> u64 {
+        let declared = self.head.declared.as_ref().map(|(plan, _)| plan);
+        let plans = declared.into_iter().chain(&self.head.set);
+        let bytes = plans.map(|plan| plan_bytes(plan) as u64);
+        256 + bytes.sum::<u64>()
+    }
+
+    fn calendar(&mut self, name: &ScheduleName) -> Option<&Calendar> {
+        let head = &self.head;
+        let read = || match head.plan() {
+            Some(plan) => Calendar::new(&plan.timing, head.anchor, seed(name)),
+            None => Err("nobody says when".to_owned()),
+        };
+        self.calendar.get_or_insert_with(read).as_ref().ok()
+    }
+}
+
+fn plan_bytes(plan: &Plan) -> usize {
+    let extras = plan.message.extras.as_deref();
+    let extras = extras.map_or(0, |extras| 64 + extras.headers_bytes());
+    128 + plan.message.body.len() + plan.message.task.len() + plan.queue.len() + extras
+}
+
+fn seed(name: &ScheduleName) -> u64 {
+    seed_of(&[&name.app, &name.name])
+}
+
+/// Returns the id of a time's job: the same, whoever works it out.
+fn job_of(seed: u64, time: u64) -> MessageId {
+    let (first, second) = (mix(seed ^ mix(time)), mix(mix(seed) ^ time));
+    let mut random = [0; 10];
+    random[..8].copy_from_slice(&first.to_be_bytes());
+    random[8..].copy_from_slice(&second.to_be_bytes()[..2]);
+    MessageId::new(IdSource {
+        unix_ms: time,
+        random,
+    })
+}
+
+impl Schedules {
+    pub(crate) fn new(hashing: SeededState) -> Self {
+        Self {
+            all: BTreeMap::new(),
+            numbers: BTreeMap::new(),
+            last_number: 0,
+            pending: BTreeSet::new(),
+            awaited: SeededMap::with_hasher(hashing),
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn hashing(&self) -> SeededState {
+        *self.awaited.hasher()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    /// Counts the bytes that all of them take in the journal.
+    pub(crate) fn journal_bytes(&self) -> u64 {
+        self.all.values().map(Schedule::journal_bytes).sum()
+    }
+
+    pub(crate) fn has_pending(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
+    /// Has all of them looked at: the clock was set, or there is space again.
+    pub(crate) fn review(&mut self) {
+        self.pending.extend(self.numbers.keys());
+    }
+
+    /// Has a schedule looked at whose timer has fired.
+    pub(crate) fn wake(&mut self, number: u64, at: u64) {
+        if !self.awaits(number, at) {
+            return;
+        }
+        if let Some(name) = self.numbers.get(&number)
+            && let Some(schedule) = self.all.get_mut(name)
+        {
+            schedule.timer = None;
+            self.pending.insert(number);
+        }
+    }
+
+    /// Whether this is the timer that the schedule has set.
+    pub(crate) fn awaits(&self, number: u64, at: u64) -> bool {
+        let name = self.numbers.get(&number);
+        let schedule = name.and_then(|name| self.all.get(name));
+        schedule.is_some_and(|schedule| schedule.timer == Some(at))
+    }
+
+    pub(crate) fn is_current(&self, base: Position, number: u64) -> bool {
+        let name = self.numbers.get(&number);
+        let schedule = name.and_then(|name| self.all.get(name));
+        schedule.is_some_and(|schedule| schedule.base == base)
+    }
+
+    /// Has a schedule looked at whose next job waits for the end of this one.
+    pub(crate) fn job_ended(&mut self, id: &MessageId) {
+        if !self.awaited.is_empty()
+            && let Some(number) = self.awaited.get(id)
+        {
+            self.pending.insert(*number);
+        }
+    }
+}
+
+impl State {
+    /// Enters a schedule: a new one, a changed one, or one that is carried forward.
+    pub(crate) fn set_schedule(
+        &mut self,
+        name: &ScheduleName,
+        head: ScheduleHead,
+        progress: ScheduleProgress,
+    ) {
+        self.remove_schedule(name);
+        let schedules = &mut self.schedules;
+        schedules.last_number += 1;
+        let number = schedules.last_number;
+        let schedule = Schedule {
+            head,
+            progress: ScheduleProgress::default(),
+            number,
+            base: self.position,
+            calendar: None,
+            timer: None,
+        };
+        self.live_bytes += schedule.journal_bytes();
+        schedules.numbers.insert(number, name.clone());
+        schedules.all.insert(name.clone(), schedule);
+        schedules.pending.insert(number);
+        self.ledger.add(self.position, Entity::Schedule { number });
+        self.change_schedule(name, progress);
+    }
+
+    /// Sets how far a schedule has come.
+    pub(crate) fn change_schedule(&mut self, name: &ScheduleName, progress: ScheduleProgress) {
+        let schedules = &mut self.schedules;
+        let Some(schedule) = schedules.all.get_mut(name) else {
+            return;
+        };
+        let awaited = |progress: &ScheduleProgress| {
+            let (_, job) = progress.last.filter(|_| progress.queued.is_some())?;
+            Some(job)
+        };
+        if let Some(job) = awaited(&schedule.progress) {
+            schedules.awaited.remove(&job);
+        }
+        if let Some(job) = awaited(&progress) {
+            schedules.awaited.insert(job, schedule.number);
+        }
+        schedule.progress = progress;
+    }
+
+    pub(crate) fn remove_schedule(&mut self, name: &ScheduleName) {
+        self.change_schedule(name, ScheduleProgress::default());
+        let schedules = &mut self.schedules;
+        let Some(schedule) = schedules.all.remove(name) else {
+            return;
+        };
+        schedules.numbers.remove(&schedule.number);
+        schedules.pending.remove(&schedule.number);
+        self.live_bytes -= schedule.journal_bytes();
+        self.ledger.abandon();
+        if schedule.timer.is_some() {
+            self.timers.abandon(Clock::Wall);
+        }
+    }
+
+    /// Whether the job has not ended: it waits, runs, is to be retried, or a group runs in its place.
+    fn is_unfinished(&self, id: &MessageId) -> bool {
+        let messages = &self.messages;
+        messages.copies(id).any(|slot| !messages[slot].is_failed())
+            || self
+                .joins
+                .of_result(id)
+                .is_some_and(|join| !self.joins[join].is_decided())
+    }
+
+    fn set_schedule_timer(&mut self, name: &ScheduleName, at: Option<u64>) {
+        let Some(schedule) = self.schedules.all.get_mut(name) else {
+            return;
+        };
+        if schedule.timer == at {
+            return;
+        }
+        if std::mem::replace(&mut schedule.timer, at).is_some() {
+            self.timers.abandon(Clock::Wall);
+        }
+        if let Some(at) = at {
+            let number = schedule.number;
+            let when = When {
+                at,
+                clock: Clock::Wall,
+            };
+            self.timers.set(when, Timer::Schedule { number, at });
+        }
+    }
+}
+
+/// Outcome of a look at a schedule.
+enum Looked {
+    /// Something was decided, and there may be more.
+    Decided,
+    /// Nothing is to be done before this time on the wall's clock.
+    Wait(Option<u64>),
+}
+
+impl Broker {
+    pub(crate) fn resume_schedules(&mut self) {
+        self.state.schedules.review();
+    }
+
+    /// Makes the jobs of times that have come, and decides on those that were missed.
+    pub(crate) fn step_schedules(&mut self) {
+        while self.step_size() >= EVENTS
+            && let Some(number) = self.state.schedules.pending.pop_first()
+        {
+            let Some(name) = self.state.schedules.numbers.get(&number).cloned() else {
+                continue;
+            };
+            match self.look_at_schedule(&name) {
+                Looked::Decided => {
+                    self.added += EVENTS;
+                    self.state.schedules.pending.insert(number);
+                }
+                Looked::Wait(at) => self.state.set_schedule_timer(&name, at),
+            }
+        }
+    }
+
+    fn look_at_schedule(&mut self, name: &ScheduleName) -> Looked {
+        let now = self.clocks.wall();
+        let is_admitted = self.check_admission().is_ok();
+        let Some(schedule) = self.state.schedules.all.get_mut(name) else {
+            return Looked::Wait(None);
+        };
+        let Some(plan) = schedule.head.plan().filter(|_| !schedule.head.is_paused) else {
+            return Looked::Wait(None);
+        };
+        let (catch_up, window_ms, jitter_ms) =
+            (plan.catch_up, plan.window_ms, plan.timing.jitter_ms);
+        let mut progress = schedule.progress;
+        if progress.after > now.saturating_add(CLOCK_WAS_WRONG_MS) {
+            progress.after = now;
+            self.decide_schedule(name, progress);
+            return Looked::Decided;
+        }
+        if let (Some(time), Some((_, job))) = (progress.queued, progress.last)
+            && !self.state.is_unfinished(&job)
+        {
+            if !is_admitted {
+                return Looked::Wait(Some(now + AGAIN_MS));
+            }
+            progress.queued = None;
+            self.fire(name, progress, time);
+            return Looked::Decided;
+        }
+        let is_queued = progress.queued.is_some();
+        let Some(schedule) = self.state.schedules.all.get_mut(name) else {
+            return Looked::Wait(None);
+        };
+        let Some(calendar) = schedule.calendar(name) else {
+            return Looked::Wait(None);
+        };
+        let Some(next) = calendar.next(progress.after) else {
+            return Looked::Wait(None);
+        };
+        let due = calendar.due(next);
+        if due > now {
+            // The end of a group that runs in the place of a job is not told: it is looked for.
+            let look = is_queued.then(|| now + AGAIN_MS);
+            return Looked::Wait(Some(look.map_or(due, |look| look.min(due))));
+        }
+        if !is_admitted {
+            return Looked::Wait(Some(now + AGAIN_MS));
+        }
+        let (missed, last) = missed(
+            calendar,
+            progress.after,
+            now - jitter_ms.min(now),
+            catch_up,
+            window_ms,
+        );
+        if missed > 0 {
+            progress.tally.missed += missed;
+            progress.skipped = Some((last, Skipped::Missed));
+            progress.after = last;
+            self.decide_schedule(name, progress);
+            return Looked::Decided;
+        }
+        progress.after = next;
+        let late_ms = now - due;
+        let is_kept = late_ms <= ON_TIME_MS
+            || match catch_up {
+                CatchUp::Skip => false,
+                CatchUp::Once | CatchUp::All => late_ms <= window_ms,
+            };
+        if is_kept {
+            self.come_to_schedule(name, progress, next);
+        } else {
+            progress.tally.missed += 1;
+            progress.skipped = Some((next, Skipped::Missed));
+            self.decide_schedule(name, progress);
+        }
+        Looked::Decided
+    }
+
+    /// Makes the job of a time that is kept, unless an earlier job is in its way. Returns the job.
+    fn come_to_schedule(
+        &mut self,
+        name: &ScheduleName,
+        mut progress: ScheduleProgress,
+        time: u64,
+    ) -> Option<MessageId> {
+        let schedule = &self.state.schedules.all[name];
+        let overlap = schedule
+            .head
+            .plan()
+            .map_or(Overlap::Skip, |plan| plan.overlap);
+        let earlier = progress.last.map(|(_, job)| job);
+        let earlier = earlier.filter(|job| self.state.is_unfinished(job));
+        let Some(earlier) = earlier.filter(|_| overlap != Overlap::Allow) else {
+            return self.fire(name, progress, time);
+        };
+        let has_queued = progress.queued.is_some();
+        match overlap {
+            Overlap::CancelPrevious => {
+                if let Some(queued) = progress.queued.replace(time) {
+                    progress.tally.skipped += 1;
+                    progress.skipped = Some((queued, Skipped::Overlap));
+                }
+                self.decide_schedule(name, progress);
+                self.cancel_job(&earlier, NEXT_CAME, Running::Ask);
+            }
+            Overlap::Queue if !has_queued => {
+                progress.queued = Some(time);
+                self.decide_schedule(name, progress);
+            }
+            _ => {
+                progress.tally.skipped += 1;
+                progress.skipped = Some((time, Skipped::Overlap));
+                self.decide_schedule(name, progress);
+            }
+        }
+        None
+    }
+
+    /// Makes the job of a time.
+    fn fire(
+        &mut self,
+        name: &ScheduleName,
+        mut progress: ScheduleProgress,
+        time: u64,
+    ) -> Option<MessageId> {
+        let job = job_of(seed(name), time);
+        self.make(name, &mut progress, time, job)
+    }
+
+    fn make(
+        &mut self,
+        name: &ScheduleName,
+        progress: &mut ScheduleProgress,
+        time: u64,
+        job: MessageId,
+    ) -> Option<MessageId> {
+        let plan = self.state.schedules.all[name].head.plan().cloned();
+        let Some(Plan {
+            queue, mut message, ..
+        }) = plan
+        else {
+            return None;
+        };
+        let queues = [queue];
+        let bytes = message.body.len() as u64;
+        let room = self.check_room(&queues, bytes, false, &mut Vec::new());
+        if room.is_err() {
+            progress.tally.skipped += 1;
+            progress.skipped = Some((time, Skipped::QueueFull));
+            self.decide_schedule(name, *progress);
+            return None;
+        }
+        progress.tally.fired += 1;
+        progress.last = Some((time, job));
+        self.decide_schedule(name, *progress);
+        // A clock that was far wrong may bring a time again whose job is still there.
+        if !self.state.messages.holds(&job) {
+            message.id = job;
+            self.publish(&queues, &mut message, None, None, false);
+        }
+        Some(job)
+    }
+
+    fn decide_schedule(&mut self, name: &ScheduleName, progress: ScheduleProgress) {
+        self.record(&Event::ScheduleFired {
+            schedule: Cow::Borrowed(name),
+            progress: Some(progress),
+        });
+        self.state.change_schedule(name, progress);
+    }
+
+    // --- operations
+
+    pub(crate) fn check_known_schedule(&self, name: &ScheduleName) -> Result<(), Refusal> {
+        match self.state.schedules.all.contains_key(name) {
+            true => Ok(()),
+            false => Err(Refusal::Invalid(format!("there is no schedule {name}"))),
+        }
+    }
+
+    /// Whether a step makes sense. (The names and the message in it were checked.)
+    pub(crate) fn check_schedule(
+        &self,
+        name: &ScheduleName,
+        step: &ScheduleStep,
+    ) -> Result<(), Refusal> {
+        let schedules = &self.state.schedules;
+        let plan = match step {
+            ScheduleStep::Declare(plan, _) | ScheduleStep::Set(plan) => plan,
+            ScheduleStep::Pause | ScheduleStep::Resume => return self.check_known_schedule(name),
+            ScheduleStep::Reset => {
+                self.check_known_schedule(name)?;
+                return match schedules.all[name].head.declared {
+                    Some(_) => Ok(()),
+                    None => Err(Refusal::Invalid(format!(
+                        "no code declares schedule {name}: there is nothing to go back to"
+                    ))),
+                };
+            }
+            ScheduleStep::Run => {
+                self.check_known_schedule(name)?;
+                return self.check_run(name);
+            }
+        };
+        if schedules.all.len() >= SCHEDULES_CAP && !schedules.all.contains_key(name) {
+            return Err(Refusal::Invalid(format!(
+                "a broker has at most {SCHEDULES_CAP} schedules"
+            )));
+        }
+        if let Err(why) = Calendar::new(&plan.timing, 0, 0) {
+            return Err(Refusal::Invalid(format!("schedule {name}: {why}")));
+        }
+        let message = &plan.message;
+        let extras = message.extras.as_deref();
+        let has_place = extras.is_some_and(|extras| {
+            let own = Extras {
+                key: extras.key.clone(),
+                headers: extras.headers.clone(),
+                retries: extras.retries.clone(),
+                timeout_ms: extras.timeout_ms,
+                soft_timeout_ms: extras.soft_timeout_ms,
+                args_hash: extras.args_hash,
+                ..Extras::default()
+            };
+            own != *extras
+        });
+        let has_past = message.attempt > 0 || message.crashes > 0 || !message.notes.is_empty();
+        let has_moment = matches!(message.expires_at, Some(Due::At(_)));
+        match has_place || has_past || has_moment {
+            true => Err(Refusal::Invalid(format!(
+                "schedule {name}: its jobs are new ones, of no workflow, and expire after a time"
+            ))),
+            false => Ok(()),
+        }
+    }
+
+    fn check_run(&self, name: &ScheduleName) -> Result<(), Refusal> {
+        self.check_admission()?;
+        let Schedule { head, progress, .. } = &self.state.schedules.all[name];
+        let is_busy = progress
+            .last
+            .is_some_and(|(_, job)| self.state.is_unfinished(&job));
+        let overlap = head.plan().map_or(Overlap::Skip, |plan| plan.overlap);
+        let is_in_the_way = match overlap {
+            Overlap::Skip => is_busy,
+            Overlap::Queue => is_busy && progress.queued.is_some(),
+            Overlap::CancelPrevious | Overlap::Allow => false,
+        };
+        match is_in_the_way {
+            true => Err(Refusal::Invalid(format!(
+                "schedule {name}: its last job has not ended, and its overlap is {:?}",
+                overlap.name()
+            ))),
+            false => Ok(()),
+        }
+    }
+
+    /// Applies a step that was checked. Returns the job of one that has made one.
+    pub(crate) fn schedule(
+        &mut self,
+        name: &ScheduleName,
+        step: &mut ScheduleStep,
+    ) -> Option<MessageId> {
+        let was = self.state.schedules.all.get(name);
+        let mut head = was.map_or_else(ScheduleHead::default, |was| was.head.clone());
+        let timing = head.plan().map(|plan| plan.timing.clone());
+        match step {
+            ScheduleStep::Declare(plan, generation) => {
+                let generation = std::mem::take(generation);
+                if let Some((declared, latest)) = &head.declared
+                    && (generation.is_older_than(latest)
+                        || (declared == &**plan && generation == *latest))
+                {
+                    return None;
+                }
+                head.declared = Some(((**plan).clone(), generation));
+            }
+            ScheduleStep::Set(plan) => head.set = Some((**plan).clone()),
+            ScheduleStep::Pause => head.is_paused = true,
+            ScheduleStep::Resume => head.is_paused = false,
+            ScheduleStep::Reset => {
+                head.is_paused = false;
+                head.set = None;
+            }
+            ScheduleStep::Run => return self.run_schedule(name),
+        }
+        self.put_schedule(name, head, timing.as_ref());
+        None
+    }
+
+    /// Enters a schedule that has changed. Times go on from now if they are others; those of a pause are not missed.
+    fn put_schedule(
+        &mut self,
+        name: &ScheduleName,
+        mut head: ScheduleHead,
+        timing: Option<&Timing>,
+    ) {
+        let now = self.clocks.wall();
+        let was = self.state.schedules.all.get(name);
+        let mut progress = was.map_or_else(ScheduleProgress::default, |was| was.progress);
+        let was_paused = was.is_some_and(|was| was.head.is_paused);
+        let is_new_timing = head.plan().map(|plan| &plan.timing) != timing;
+        if is_new_timing {
+            head.anchor = now;
+        }
+        if is_new_timing || was_paused {
+            progress.after = progress.after.max(now);
+        }
+        self.record(&Event::ScheduleSet {
+            schedule: Cow::Borrowed(name),
+            head: Cow::Borrowed(&head),
+            progress,
+        });
+        self.state.set_schedule(name, head, progress);
+    }
+
+    /// Makes a job beside the times.
+    fn run_schedule(&mut self, name: &ScheduleName) -> Option<MessageId> {
+        let schedule = self.state.schedules.all.get(name)?;
+        let progress = schedule.progress;
+        let overlap = schedule.head.plan()?.overlap;
+        let earlier = progress.last.map(|(_, job)| job);
+        let is_busy = earlier.is_some_and(|job| self.state.is_unfinished(&job));
+        let now = self.clocks.wall();
+        if is_busy && overlap != Overlap::Allow {
+            return self.come_to_schedule(name, progress, now);
+        }
+        // The job of a time that is now must be another one.
+        let job = job_of(seed(name) ^ mix(self.state.numbers + 1), now);
+        self.make(name, &mut { progress }, now, job)
+    }
+
+    pub(crate) fn unschedule(&mut self, name: &ScheduleName) {
+        self.record(&Event::ScheduleFired {
+            schedule: Cow::Borrowed(name),
+            progress: None,
+        });
+        self.state.remove_schedule(name);
+    }
+
+    /// Writes the full state of a schedule.
+    pub(crate) fn carry_schedule(&mut self, number: u64) {
+        let position = self.state.position;
+        let schedules = &mut self.state.schedules;
+        let Some(name) = schedules.numbers.get(&number) else {
+            return;
+        };
+        let Some(schedule) = schedules.all.get_mut(name) else {
+            return;
+        };
+        schedule.base = position;
+        let event = Event::ScheduleSet {
+            schedule: Cow::Borrowed(name),
+            head: Cow::Borrowed(&schedule.head),
+            progress: schedule.progress,
+        };
+        self.writer.push(&self.state.names, &event);
+    }
+
+    // --- queries
+
+    pub(crate) fn schedules_page(&self, query: &SchedulesQuery) -> SchedulesPage {
+        let mut page = SchedulesPage::default();
+        let first = query
+            .after
+            .as_ref()
+            .map_or(Bound::Unbounded, Bound::Excluded);
+        for (name, schedule) in self
+            .state
+            .schedules
+            .all
+            .range::<ScheduleName, _>((first, Bound::Unbounded))
+        {
+            let matches = query.app.as_ref().is_none_or(|app| *app == name.app)
+                && query
+                    .name
+                    .as_ref()
+                    .is_none_or(|wanted| *wanted == name.name);
+            if !matches {
+                continue;
+            }
+            if page.schedules.len() == LISTED {
+                page.next = page.schedules.last().map(|last| last.name.clone());
+                break;
+            }
+            let times = query.times.min(SchedulesQuery::TIMES_CAP);
+            page.schedules
+                .extend(self.describe_schedule(name, schedule, times));
+        }
+        page
+    }
+
+    fn describe_schedule(
+        &self,
+        name: &ScheduleName,
+        schedule: &Schedule,
+        times: u32,
+    ) -> Option<ScheduleInfo> {
+        let Schedule { head, progress, .. } = schedule;
+        let plan = head.plan()?;
+        let calendar = Calendar::new(&plan.timing, head.anchor, seed(name));
+        let mut next = Vec::new();
+        if let Ok(calendar) = &calendar
+            && !head.is_paused
+        {
+            let mut after = progress.after.max(self.clocks.wall().saturating_sub(1));
+            while next.len() < times as usize
+                && let Some(time) = calendar.next(after)
+            {
+                next.push(calendar.due(time));
+                after = time;
+            }
+        }
+        Some(ScheduleInfo {
+            name: name.clone(),
+            timing: plan.timing.clone(),
+            overlap: plan.overlap,
+            catch_up: plan.catch_up,
+            window_ms: plan.window_ms,
+            queue: plan.queue.clone(),
+            task: plan.message.task.clone(),
+            is_paused: head.is_paused,
+            is_set: head.set.is_some(),
+            is_declared: head.declared.is_some(),
+            trouble: calendar.err().unwrap_or_default(),
+            next,
+            last: progress.last,
+            skipped: progress.skipped,
+            is_running: progress
+                .last
+                .is_some_and(|(_, job)| self.state.is_unfinished(&job)),
+            is_queued: progress.queued.is_some(),
+            tally: progress.tally,
+        })
+    }
+}
+
+/// Returns how many of the times after `after`, up to `sure`, which are surely due, are not caught up with while there are
+/// later ones; and the last of them.
+fn missed(
+    calendar: &Calendar,
+    after: u64,
+    sure: u64,
+    catch_up: CatchUp,
+    window_ms: u64,
+) -> (u64, u64) {
+    if catch_up == CatchUp::All {
+        let old = calendar.pass(after, sure.saturating_sub(window_ms));
+        if old.0 > 0 {
+            return old;
+        }
+    }
+    let kept = match catch_up {
+        CatchUp::All => CatchUp::CAP as u64,
+        CatchUp::Once | CatchUp::Skip => 1,
+    };
+    calendar.pass_but(after, sure, kept)
+}
