@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from penstock._tasks.middleware import Call, Middleware
     from penstock._tasks.options import JobOptions, TaskOptions
     from penstock._tasks.retries import Retry
+    from penstock._tasks.schedules import ScheduleInfo, Schedules
     from penstock._tasks.shared import shared_task
     from penstock._tasks.task import AsyncTask, Sender, Task
     from penstock._values.secrets import Secret
@@ -115,6 +116,9 @@ __all__ = [
     "Job",
     "JobInfo",
     "JobState",
+    # Schedules
+    "ScheduleInfo",
+    "Schedules",
     # Waiting for many jobs
     "AsCompleted",
     "Waited",
@@ -169,7 +173,7 @@ _HOMES = (
     "_tasks.app", "_tasks.task", "_tasks.shared", "_jobs.job", "_jobs.info", "_jobs.waits", "_jobs.current",
     "_tasks.retries", "_tasks.options", "_values.secrets", "_jobs.failed", "_tasks.middleware", "_jobs.log_filter",
     "_jobs.interrupts", "_flows.steps", "_flows.graph", "_flows.workflow", "_flows.results", "_flows.failure",
-    "_flows.status",
+    "_flows.status", "_tasks.schedules",
     "errors", "_core",
 )  # fmt: skip
 

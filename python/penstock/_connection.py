@@ -152,6 +152,18 @@ class Connection:
         """Return a workflow with its steps as JSON, and the first jobs that have failed; None: it is not listed."""
         return self._client.workflow_status(workflow, timeout_s)
 
+    def order_schedule(
+        self, app: str, name: str, order: str, call: tuple[_core.Timing, _core.Options, bytes] | None, timeout_s: float
+    ) -> bytes | None:
+        """Change a schedule; return the id of the job that this has made, if any."""
+        return self._client.order_schedule(app, name, order, call, timeout_s)
+
+    def schedules(
+        self, app: str, name: str | None, after: str | None, times: int, timeout_s: float
+    ) -> tuple[list[str], str | None]:
+        """Return a page of an app's schedules as JSON, and the place to continue from."""
+        return self._client.schedules(app, name, after, times, timeout_s)
+
     # Whether large groups may be sent in several transactions.
     sends_parts = True
 

@@ -160,6 +160,28 @@ class Graph:
     def __len__(self) -> int: ...
 
 @final
+class Timing:
+    """Times of a schedule and its policies, checked and frozen. ``ValueError`` says what is wrong."""
+
+    def __new__(
+        cls,
+        *,
+        cron: str | None,
+        every_ms: int | None,
+        at_ms: int | None,
+        zone: str,
+        jitter_ms: int,
+        overlap: str,
+        catchup: str,
+        window_ms: int,
+    ) -> Timing: ...
+
+def declare_schedule(
+    app: str, name: str, timing: Timing, options: Options, body: bytes, version: int | str | None, started_ms: int
+) -> str:
+    """Return the declaration of a schedule by code, for a worker to send."""
+
+@final
 class Client:
     """Connection of one process to a broker. Making one opens, starts and connects nothing.
 
@@ -241,6 +263,18 @@ class Client:
 
         None: it is not listed.
         """
+    def order_schedule(
+        self, app: str, name: str, order: str, call: tuple[Timing, Options, bytes] | None, timeout_s: float
+    ) -> bytes | None:
+        """``"set"`` (with a call), ``"pause"``, ``"resume"``, ``"run"``, ``"reset"`` or ``"remove"`` a schedule.
+
+        Returns the id of the job that this has made, if any.
+        """
+    def schedules(
+        self, app: str, name: str | None, after: str | None, times: int, timeout_s: float
+    ) -> tuple[list[str], str | None]:
+        """Return a page of an app's schedules as JSON, with so many coming times of each, and what to pass as ``after``
+        for the next one."""
     def order_failed(
         self, order: str, job_id: bytes | None, filter: _Filter, queue: str | None, timeout_s: float
     ) -> int | None:

@@ -20,6 +20,7 @@ mod purge;
 mod record;
 mod refused;
 mod remote;
+mod schedule;
 mod server;
 mod status;
 mod text;
@@ -83,6 +84,8 @@ enum Command {
     Job(job::Arguments),
     /// Look into failed jobs, retry or forget them
     Failed(failed::Arguments),
+    /// Look at schedules, pause, resume, run, reset or remove them
+    Schedule(schedule::Arguments),
     /// Look at workflows, cancel or retry them
     Workflow(workflow::Arguments),
     /// Check, repair or upgrade a journal on disk
@@ -111,6 +114,7 @@ fn main() -> ExitCode {
         Command::Resume(arguments) => pause::resume(&arguments),
         Command::Job(arguments) => job::run(&arguments),
         Command::Failed(arguments) => failed::run(&arguments),
+        Command::Schedule(arguments) => schedule::run(&arguments),
         Command::Workflow(arguments) => workflow::run(&arguments),
         Command::Journal(arguments) => journal::run(&arguments),
         Command::Broker(arguments) => broker::run(&arguments),

@@ -16,12 +16,14 @@
 
 mod graph;
 mod picture;
+mod schedule;
 mod step;
 mod text;
 
 use penstock_message::{WorkflowInfo, WorkflowsPage};
 use serde_json::{Map, Value, json};
 
+pub use schedule::fields_of_schedule;
 pub use step::Step;
 
 /// A workflow, and its steps with their states.

@@ -6,7 +6,8 @@ use bytes::Bytes;
 use penstock_driver::{Done, Driver, DriverConfig, DriverError};
 use penstock_message::{
     Answer, Applied, Durability, FailedQuery, Filter, KeyState, MessageId, MessageInfo, Op, Query,
-    Receipt, Refusal, Run, Running, Status, StatusQuery, Target, Tx, WorkflowsPage, WorkflowsQuery,
+    Receipt, Refusal, Run, Running, ScheduleName, SchedulesQuery, Status, StatusQuery, Target, Tx,
+    WorkflowsPage, WorkflowsQuery,
 };
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -19,12 +20,16 @@ use crate::ids;
 use crate::loan::Loan;
 use crate::options::Options;
 use crate::port::{End, Port};
+use crate::schedules::{self, Timing};
 use crate::values::{Each, Gather};
 use crate::wait::{Slot, deadline};
 use crate::workflows;
 
 /// Most failed jobs that the status of a workflow names.
 const FAILURES_SHOWN: u64 = 100;
+/// Times of a schedule, and the call that it makes.
+type ScheduledCall<'py> = (Bound<'py, Timing>, Bound<'py, Options>, Bound<'py, PyBytes>);
+
 /// Time for which the broker keeps the leases of a silent client.
 const HEARTBEAT: Duration = Duration::from_secs(15);
 
@@ -513,6 +518,58 @@ impl Client {
             driver.settle(vec![Tx::from(vec![op])], deadline, done);
         })?;
         Ok(failed::applied(outcome)?.operation)
+    }
+
+    /// Changes a schedule; returns the id of the job that this has made, if any.
+    #[pyo3(signature = (app, name, order, call, timeout_s))]
+    fn order_schedule<'py>(
+        &self,
+        py: Python<'py>,
+        app: String,
+        name: String,
+        order: &str,
+        call: Option<ScheduledCall<'py>>,
+        timeout_s: f64,
+    ) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        let set = call.as_ref().map(|(timing, options, body)| {
+            let body = Bytes::copy_from_slice(body.as_bytes());
+            (timing.get(), options.get(), body)
+        });
+        let op = schedules::order(ScheduleName { app, name }, order, set)?;
+        let deadline = deadline(Some(timeout_s))?;
+        let driver = self.driver()?;
+        let outcome = wait_for_end(py, &*driver, |done| {
+            driver.commit(vec![Tx::from(vec![op])], Durability::Disk, deadline, done);
+        })?;
+        let applied = failed::applied(outcome)?;
+        let job = applied.owners.first();
+        Ok(job.map(|(_, job)| PyBytes::new(py, &job.0)))
+    }
+
+    /// Returns a page of an app's schedules as JSON, with so many of the next times of each.
+    fn schedules(
+        &self,
+        py: Python<'_>,
+        app: String,
+        name: Option<String>,
+        after: Option<String>,
+        times: u32,
+        timeout_s: f64,
+    ) -> PyResult<(Vec<String>, Option<String>)> {
+        let after = after.map(|name| ScheduleName {
+            app: app.clone(),
+            name,
+        });
+        let query = SchedulesQuery {
+            app: Some(app),
+            name,
+            after,
+            times,
+        };
+        match self.ask(py, Query::Schedules(query), timeout_s)? {
+            Answer::Schedules(page) => Ok(schedules::page(&page)),
+            other => Err(odd_answer(&other).into()),
+        }
     }
 
     /// Returns the progress of an operation on many jobs, as (done, spared, is_over).

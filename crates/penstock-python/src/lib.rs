@@ -12,6 +12,7 @@ mod ids;
 mod loan;
 mod options;
 mod port;
+mod schedules;
 mod values;
 mod wait;
 mod workflows;
@@ -38,6 +39,8 @@ mod _core {
     use crate::options::Options;
     #[pymodule_export]
     use crate::port::Port;
+    #[pymodule_export]
+    use crate::schedules::{Timing, declare_schedule};
     #[pymodule_export]
     use crate::workflows::draw_workflow;
 

@@ -65,6 +65,9 @@ pub struct Loaded {
     pub tasks: Vec<LoadedTask>,
     /// The modules that have them, with how many each has.
     pub modules: Vec<(String, u32)>,
+    /// Declarations of its schedules: operations of the protocol, in hexadecimal.
+    #[serde(default)]
+    pub schedules: Vec<String>,
 }
 
 /// A child to be.
@@ -407,7 +410,7 @@ mod tests {
     fn what_a_zygote_says_is_understood_or_refused() {
         check(
             r#"ready {"app": "shop", "place": "shop:app", "url": null, "queues": ["default", "mail\nfor you"],
-                "tasks": [["shop.send", "thread"]], "modules": [["shop", 1]]}"#,
+                "tasks": [["shop.send", "thread"]], "modules": [["shop", 1]], "schedules": ["0a"]}"#,
             Some(Said::Ready(Loaded {
                 app: "shop".into(),
                 place: "shop:app".into(),
@@ -415,6 +418,7 @@ mod tests {
                 queues: vec!["default".into(), "mail\nfor you".into()],
                 tasks: vec![LoadedTask("shop.send".into(), "thread".into())],
                 modules: vec![("shop".into(), 1)],
+                schedules: vec!["0a".into()],
             })),
         );
         check("ready", None);

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from penstock._flows.workflow import Workflow
     from penstock._jobs.failed import FailedJobs
     from penstock._jobs.info import JobState
+    from penstock._tasks.schedules import CatchUp, Overlap, Periodic, Schedules
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -52,6 +53,7 @@ B = TypeVar("B")
 C = TypeVar("C")
 D = TypeVar("D")
 F = TypeVar("F", bound=Callable[[], object])
+ScheduledTask = TypeVar("ScheduledTask", bound=AnyTask[..., Any])
 
 
 # All apps of this process, and callbacks for each new one: doubles for tests, which replace the brokers.
@@ -73,6 +75,9 @@ class App:
     its task has encoded, if they do not fit this one: a deployment takes its time. Each try is 30 s to 2 min later
     than the one before, and burns no attempt. Default: 10 minutes.
     ``defaults``: options that each task has unless its own ``@app.task(...)`` says otherwise.
+    ``tz``: time zone of the app's schedules, such as ``"Europe/Paris"``.
+    ``version``: number, or a text that sorts, of this version of the app. While workers of two versions run, the higher
+    one's schedules hold. Default: those of the worker that has started last.
     """
 
     def __init__(
@@ -85,6 +90,8 @@ class App:
         max_payload_bytes: int = 16 * 1024 * 1024,
         version_grace: Seconds = 600.0,
         defaults: TaskOptions | None = None,
+        tz: str = "UTC",
+        version: int | str | None = None,
     ) -> None:
         if not is_a(name, str) or not name:
             raise TypeError(f"an app's name must be a text, not {name!r}")
@@ -98,7 +105,13 @@ class App:
             raise ValueError(f"call_timeout must be more than 0 seconds, not {call_timeout!r}")
         if not is_int(max_payload_bytes) or max_payload_bytes < 1:
             raise ValueError(f"max_payload_bytes must be an integer of at least 1, not {max_payload_bytes!r}")
+        if version is not None and not is_a(version, str) and not (is_int(version) and version >= 0):
+            raise TypeError(f"version must be a number of at least 0, or a text that sorts, not {version!r}")
+        if not is_a(tz, str) or not tz:
+            raise TypeError(f"tz must be the name of a time zone, such as 'Europe/Paris', not {tz!r}")
         self.name = name
+        self.tz = tz
+        self.version = version
         self._given_url = url
         self.call_timeout: float = timeout_ms / 1000
         self.max_payload_bytes = max_payload_bytes
@@ -111,6 +124,7 @@ class App:
         # None without middleware: a delay() and a run then pay for one look at it only.
         self._enqueue_layers: Layers | None = None
         self._run_layers: Layers | None = None
+        self._periodic: dict[str, Periodic] = {}
         self._worker_start_hooks: list[Callable[[], object]] = []
         self._process_start_hooks: list[Callable[[], object]] = []
         self._process_stop_hooks: list[Callable[[], object]] = []
@@ -303,6 +317,46 @@ class App:
         self._enqueue_layers = layers if layers.enqueues else None
         self._run_layers = layers if layers.runs else None
 
+    def periodic(
+        self,
+        cron: str | None = None,
+        /,
+        *,
+        every: Seconds | None = None,
+        at: datetime | None = None,
+        name: str | None = None,
+        tz: str | None = None,
+        args: Iterable[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        overlap: Overlap = "skip",
+        catchup: CatchUp = "once",
+        window: Seconds = 3600.0,
+        jitter: Seconds = 0.0,
+    ) -> Callable[[ScheduledTask], ScheduledTask]:
+        """Schedule a task: ``@app.periodic("30 2 * * *")`` above ``@app.task``. Workers declare it when they start.
+
+        ``cron``: minute, hour, day of the month, month and day of the week, or ``@hourly`` to ``@yearly``. ``every``:
+        seconds or a timedelta, from when the schedule was made. ``at``: one moment.
+        ``name``: default: the task's. ``tz``: time zone of the line of cron; default: the app's.
+        ``args``, ``kwargs``: arguments of each call.
+        ``overlap``: for a time that comes while the job of an earlier one has not ended: ``"skip"`` it, ``"queue"`` one
+        job behind, ``"cancel_previous"``, or ``"allow"`` both.
+        ``catchup``: for times that came while no broker ran: run the last one ``"once"``, ``"skip"`` them, or run
+        ``"all"``. ``window``: only those that are not longer ago. ``jitter``: each job comes up to this much later.
+        """
+        from penstock._tasks.schedules import declaring, timing_of
+
+        timing = timing_of(self, cron, every, at, tz, jitter, overlap, catchup, window)
+        return declaring(self, name, args, kwargs, timing)
+
+    @property
+    def schedules(self) -> Schedules:
+        """The app's schedules in the broker: to list, set, pause, resume, run or remove them. Asks nothing yet."""
+        # Not imported above: few programs do this, and all import this module.
+        from penstock._tasks.schedules import Schedules
+
+        return Schedules(self)
+
     def failed(
         self,
         *,
@@ -399,6 +453,11 @@ class App:
                     self._run_layers.check(task)
             except TypeError as error:
                 problems.append(str(error))
+        for periodic in self._periodic.values():
+            try:
+                periodic.declaration(self, 0)
+            except (TypeError, ValueError) as error:
+                problems.append(f"schedule {periodic.name!r}: {error}")
         if problems:
             raise TypeError("\n".join(problems))
 
@@ -407,6 +466,10 @@ class App:
         self.check()
         for hook in self._worker_start_hooks:
             hook()
+
+    def _declarations(self, started_ms: int) -> list[str]:
+        """Return what a worker that has started then says to the broker of the app's schedules."""
+        return [periodic.declaration(self, started_ms) for periodic in self._periodic.values()]
 
     def close(self) -> None:
         """Close this process's connection to the broker. The next call opens a new one."""

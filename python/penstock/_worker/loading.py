@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import time
 import traceback
 from collections import Counter
 from collections.abc import Iterable
@@ -88,6 +89,7 @@ def _refuse_without_tasks(place: str, app: App) -> None:
 def report_of(loaded: list[Loaded]) -> dict[str, Any]:
     """Tell the supervisor what it has to know of the apps."""
     tasks = {name: task for each in loaded for name, task in each.app.tasks.items()}
+    started_ms = time.time_ns() // 1_000_000
     modules = Counter(module_name(task.function.__module__) for task in tasks.values())
     return {
         "app": ", ".join(each.app.name for each in loaded),
@@ -96,6 +98,7 @@ def report_of(loaded: list[Loaded]) -> dict[str, Any]:
         "queues": sorted({task._options.queue for task in tasks.values()}),
         "tasks": sorted((name, task.slot or ("async" if task.is_async else "")) for name, task in tasks.items()),
         "modules": sorted(modules.items()),
+        "schedules": [text for each in loaded for text in each.app._declarations(started_ms)],
     }
 
 

@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use mio::{Interest, Token};
+use penstock_driver::DriverError;
 use penstock_jobs::{Blame, Outcome, blame, guilty_of_memory, lost};
-use penstock_message::Delivery;
+use penstock_message::{Delivery, Receipt, Tx};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 
@@ -324,7 +325,34 @@ impl Supervisor {
             }
             None => queues,
         };
+        self.declare_schedules(&loaded.schedules);
         self.ask_status();
+    }
+
+    /// Says to the broker which schedules the app has; once, at the worker's start.
+    fn declare_schedules(&self, declared: &[String]) {
+        let Some(broker) = &self.broker else {
+            return;
+        };
+        let ops = declared
+            .iter()
+            .filter_map(|text| penstock_wire::op_of_hex(text));
+        // Each by itself: one that is refused does not take the others with it.
+        let txs: Vec<Tx> = ops.map(|op| Tx::from(vec![op])).collect();
+        if txs.is_empty() {
+            return;
+        }
+        let told = |receipts: Result<Vec<Receipt>, DriverError>| match receipts {
+            Ok(receipts) => {
+                for receipt in receipts {
+                    if let Receipt::Refused { why, .. } = receipt {
+                        tracing::error!("the broker refused a schedule: {why:?}");
+                    }
+                }
+            }
+            Err(error) => tracing::error!("the schedules were not declared: {error}"),
+        };
+        broker.driver.settle(txs, None, Box::new(told));
     }
 
     /// When the next child is to be forked.
