@@ -105,7 +105,8 @@ class App:
             raise ValueError(f"call_timeout must be more than 0 seconds, not {call_timeout!r}")
         if not is_int(max_payload_bytes) or max_payload_bytes < 1:
             raise ValueError(f"max_payload_bytes must be an integer of at least 1, not {max_payload_bytes!r}")
-        if version is not None and not is_a(version, str) and not (is_int(version) and version >= 0):
+        is_text = is_a(version, str) and version != ""
+        if version is not None and not is_text and not (isinstance(version, int) and is_int(version) and version >= 0):
             raise TypeError(f"version must be a number of at least 0, or a text that sorts, not {version!r}")
         if not is_a(tz, str) or not tz:
             raise TypeError(f"tz must be the name of a time zone, such as 'Europe/Paris', not {tz!r}")
