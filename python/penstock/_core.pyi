@@ -22,6 +22,8 @@ __all__ = [
     "collapse_heap",
     "draw_workflow",
     "flush_c_output",
+    "Timing",
+    "declare_schedule",
 ]
 
 __version__: str

@@ -59,6 +59,7 @@ ASKS_NOBODY = {
         "on_slot_start",
         "on_slot_stop",
         "on_worker_start",
+        "periodic",
         "replace",
         "remote_task",
         "task",

@@ -165,6 +165,10 @@ class Schedules:
         found, _ = self._page(None, name)
         return found[0] if found else None
 
+    async def aget(self, name: str) -> ScheduleInfo | None:
+        """Like ``get``, but awaitable."""
+        return await asyncio.to_thread(self.get, name)
+
     def set(
         self,
         name: str,
@@ -192,13 +196,53 @@ class Schedules:
         options, body = call._prepare()
         self._order(name, "set", (timing, options, body))
 
+    async def aset(
+        self,
+        name: str,
+        call: Signature[Any],
+        cron: str | None = None,
+        *,
+        every: Seconds | None = None,
+        at: datetime | None = None,
+        tz: str | None = None,
+        overlap: Overlap = "skip",
+        catchup: CatchUp = "once",
+        window: Seconds = 3600.0,
+        jitter: Seconds = 0.0,
+    ) -> None:
+        """Like ``set``, but awaitable."""
+
+        def set_it() -> None:
+            self.set(
+                name,
+                call,
+                cron,
+                every=every,
+                at=at,
+                tz=tz,
+                overlap=overlap,
+                catchup=catchup,
+                window=window,
+                jitter=jitter,
+            )
+
+        await asyncio.to_thread(set_it)
+
     def pause(self, name: str) -> None:
         """Make no more jobs until ``resume``. Times that come meanwhile are not missed."""
         self._order(name, "pause")
 
+    async def apause(self, name: str) -> None:
+        """Like ``pause``, but awaitable."""
+        await asyncio.to_thread(self.pause, name)
+
     def resume(self, name: str) -> None:
         """Go on with the times from now."""
         self._order(name, "resume")
+
+    async def aresume(self, name: str) -> None:
+        """Like ``resume``, but awaitable."""
+        await asyncio.to_thread(self.resume, name)
 
     def run(self, name: str) -> Job[Any] | None:
         """Make a job at once, and return it; the times stay as they are.
@@ -209,13 +253,25 @@ class Schedules:
         job_id = self._order(name, "run")
         return None if job_id is None else Job(self._app, job_id, True)
 
+    async def arun(self, name: str) -> Job[Any] | None:
+        """Like ``run``, but awaitable."""
+        return await asyncio.to_thread(self.run, name)
+
     def reset(self, name: str) -> None:
         """Go back to what code declares: take back a pause, and what ``set`` has changed."""
         self._order(name, "reset")
 
+    async def areset(self, name: str) -> None:
+        """Like ``reset``, but awaitable."""
+        await asyncio.to_thread(self.reset, name)
+
     def remove(self, name: str) -> None:
         """Remove a schedule. Its jobs stay. A worker whose code declares it brings it back when it starts."""
         self._order(name, "remove")
+
+    async def aremove(self, name: str) -> None:
+        """Like ``remove``, but awaitable."""
+        await asyncio.to_thread(self.remove, name)
 
     def _order(
         self, name: str, order: str, call: tuple[_core.Timing, _core.Options, bytes] | None = None
