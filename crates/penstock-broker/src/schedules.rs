@@ -31,6 +31,8 @@ use crate::{Broker, Position};
 
 /// Most schedules of a broker.
 const SCHEDULES_CAP: usize = 10_000;
+/// Most bytes of the body of a schedule's jobs, which stays in memory for as long as the schedule is there.
+const BODY_CAP_BYTES: usize = 256 << 10;
 /// Lateness up to which a time counts as kept, and no policy is asked.
 const ON_TIME_MS: u64 = 60_000;
 /// Time after which a schedule that could not make a job tries again.
@@ -515,6 +517,12 @@ impl Broker {
             return Err(Refusal::Invalid(format!("schedule {name}: {why}")));
         }
         let message = &plan.message;
+        if message.body.len() > BODY_CAP_BYTES {
+            return Err(Refusal::TooLarge(format!(
+                "schedule {name}: the arguments of its jobs take {} bytes; the limit is {BODY_CAP_BYTES}",
+                message.body.len()
+            )));
+        }
         let extras = message.extras.as_deref();
         let has_place = extras.is_some_and(|extras| {
             let own = Extras {

@@ -391,6 +391,7 @@ fn what_makes_no_sense_is_refused() {
         a set poll every=60000 workflow=w           -> a confirm 6 6:refused 0 Invalid
         a set poll every=60000                      -> a confirm 7
         a schedule poll reset                       -> a confirm 8 8:refused 0 Invalid
+        a set large every=60000 bytes=300000        -> a confirm 9 9:refused 0 TooLarge
         ",
     );
 }
