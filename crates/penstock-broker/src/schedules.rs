@@ -440,13 +440,8 @@ impl Broker {
         time: u64,
         job: MessageId,
     ) -> Option<MessageId> {
-        let plan = self.state.schedules.all[name].head.plan().cloned();
-        let Some(Plan {
-            queue, mut message, ..
-        }) = plan
-        else {
-            return None;
-        };
+        let plan = self.state.schedules.all[name].head.plan()?.clone();
+        let (queue, mut message) = (plan.queue, plan.message);
         let queues = [queue];
         let bytes = message.body.len() as u64;
         let room = self.check_room(&queues, bytes, false, &mut Vec::new());
