@@ -401,6 +401,11 @@ impl Model {
                     tx: Some(number),
                 };
                 self.values.insert(key.clone(), stored);
+                if let Key::Result(id) = key {
+                    for copy in self.by_id.get(id).into_iter().flatten() {
+                        self.items[*copy].has_result = true;
+                    }
+                }
             }
             Op::Delete { key } => {
                 self.values.remove(key);
@@ -582,6 +587,7 @@ impl Model {
             comes_back: None,
             settled: None,
             may_have_run: false,
+            has_result: false,
             expiry_reached: message
                 .expires_at
                 .is_some_and(|due| When::resolve(due, now).has_come(now)),

@@ -77,6 +77,8 @@ pub struct Item {
     pub(super) settled: Option<Lease>,
     /// Whether it may have run since it came into this queue.
     pub(super) may_have_run: bool,
+    /// Whether a worker has stored its result: one that is acked with another job has none.
+    pub(super) has_result: bool,
     pub(super) claim: Option<Key>,
     /// Its failure, if it is kept as a failed job and somebody saw when that began.
     pub failure: Option<Failed>,

@@ -144,7 +144,7 @@ impl Model {
             }
             let id = MessageId::member(join, index);
             let made = self.evaluated(id)?;
-            let is_kept = |item: &Item| item.message.result_ttl_ms.is_some();
+            let is_kept = |item: &Item| item.message.result_ttl_ms.is_some() && item.has_result;
             Some(match self.with_id(id).all(is_kept) {
                 true => GivenValue::Of(ValueStatus::Succeeded, made.to_vec().into()),
                 false => GivenValue::Gone,
