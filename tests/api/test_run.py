@@ -606,9 +606,15 @@ class TestRetries:
             ({"retires": 1}, "@app.task got an unknown option 'retires'; did you mean 'retries'?"),
             ({"bind": True}, "@app.task got an unknown option 'bind'; current_job() tells a task about its job"),
             ({"max_deliveries": 3}, "@app.task got an unknown option 'max_deliveries'; it is max_crashes"),
-            ({"periodic": 3}, "@app.task got an unknown option 'periodic'; schedules are not offered yet"),
+            (
+                {"periodic": 3},
+                "@app.task got an unknown option 'periodic'; it is @app.periodic(...) above @app.task(...)",
+            ),
             ({"acks_late": True}, "@app.task got an unknown option 'acks_late'; it is always so"),
-            ({"schedule": 5}, "@app.task: 'schedule' is reserved for schedules, not built yet"),
+            (
+                {"schedule": 5},
+                "@app.task got an unknown option 'schedule'; it is @app.periodic(...) above @app.task(...)",
+            ),
             ({"on_crash": "ignore"}, 'on_crash must be "retry" or "fail", not \'ignore\''),
         ],
     )

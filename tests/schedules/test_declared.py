@@ -100,6 +100,7 @@ def test_bad_schedules_are_one_clear_error_where_they_are_declared() -> None:
     refused("it has 6 fields and not five.*for seconds there is every=", "0 * * * * *")
     refused("no month that it names has that day, so it never fires", "0 0 30 2 *")
     refused("there is no time zone 'Mars/Base'|there is no time zone \"Mars/Base\"", "@daily", tz="Mars/Base")
+    refused("there is no time zone", every=5, tz="Mars/Base")
     refused("between 1 second and 10 years, not 0 seconds", every=0)
     refused("one of them only")
     refused("one of them only", "@daily", every=5)

@@ -22,7 +22,7 @@ const COMMANDS: &[(&[&str], &str)] = &[
     // Celery.
     (
         &["beat"],
-        "there is no beat process; schedules are not offered yet",
+        "there is no beat process: the broker makes the jobs of `@app.periodic(...)`; `penstock schedule ls` lists them",
     ),
     (
         &["flower", "events"],
@@ -61,7 +61,10 @@ const COMMANDS: &[(&[&str], &str)] = &[
     (&["empty"], "it is `penstock purge QUEUE`"),
     (&["suspend"], "it is `penstock pause QUEUE`"),
     (&["worker-pool"], "it is `penstock worker APP -c N`"),
-    (&["scheduler", "cron"], "schedules are not offered yet"),
+    (
+        &["scheduler", "cron", "schedules"],
+        "it is `penstock schedule ls`; code declares schedules with `@app.periodic(...)`",
+    ),
     // A plural or a singular.
     (&["queues"], "it is `penstock queue ls`"),
     (
@@ -89,7 +92,7 @@ const OPTIONS: &[(&[&str], &str)] = &[
     ),
     (
         &["-B", "--beat", "--with-scheduler", "-s", "--schedule"],
-        "schedules are not offered yet, and will need no process of their own",
+        "schedules need no process and no option: the broker makes the jobs of `@app.periodic(...)`",
     ),
     (
         &["--max-tasks-per-child", "--maxtasksperchild", "--max-jobs"],
@@ -209,7 +212,7 @@ mod tests {
         check("penstock worker shop:app -P gevent", "process of its own");
         check(
             "penstock worker shop:app -B",
-            "schedules are not offered yet",
+            "schedules need no process and no option",
         );
         check(
             "penstock worker shop:app --max-tasks-per-child 10",

@@ -95,9 +95,12 @@ impl Cron {
                 6.. => "; for seconds there is every=",
                 _ => "",
             };
+            let count = match fields.len() {
+                1 => "1 field".to_owned(),
+                count => format!("{count} fields"),
+            };
             return Err(wrong(format!(
-                "it has {} fields and not five, which are minute, hour, day of the month, month and day of the week{seconds}",
-                fields.len()
+                "it has {count} and not five, which are minute, hour, day of the month, month and day of the week{seconds}"
             )));
         };
         let texts = [minute, hour, day, month, weekday];

@@ -50,11 +50,10 @@ impl Calendar {
     /// Reads a rule. `anchor`: the time that intervals count from. `seed`: of the jitter. The error is one sentence for
     /// people.
     pub fn new(timing: &Timing, anchor: u64, seed: u64) -> Result<Self, String> {
+        // An interval needs none, but a wrong one is no less wrong.
+        let zone = zone(&timing.zone)?;
         let rule = match &timing.rhythm {
-            Rhythm::Cron(line) => {
-                let cron = Cron::parse(line)?;
-                Rule::Cron(Box::new((cron, zone(&timing.zone)?)))
-            }
+            Rhythm::Cron(line) => Rule::Cron(Box::new((Cron::parse(line)?, zone))),
             Rhythm::Every(interval_ms @ SHORTEST_MS..=LONGEST_MS) => {
                 let interval_ms = *interval_ms;
                 Rule::Every {
