@@ -25,7 +25,7 @@ pub(crate) enum Entity {
     Limits { index: u32 },
     Mark { number: u64 },
     Workflow { number: u64 },
-    Schedule { number: u64 },
+    Schedule { number: u32 },
 }
 
 #[derive(Debug, Default)]

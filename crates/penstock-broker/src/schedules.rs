@@ -50,12 +50,12 @@ const NEXT_CAME: &str = "its schedule's next time came";
 pub(crate) struct Schedules {
     all: BTreeMap<ScheduleName, Schedule>,
     /// Schedules by their numbers.
-    numbers: BTreeMap<u64, ScheduleName>,
-    last_number: u64,
+    numbers: BTreeMap<u32, ScheduleName>,
+    last_number: u32,
     /// Schedules to look at.
-    pending: BTreeSet<u64>,
+    pending: BTreeSet<u32>,
     /// Jobs behind which others wait, and their schedules.
-    awaited: SeededMap<MessageId, u64>,
+    awaited: SeededMap<MessageId, u32>,
 }
 
 #[derive(Debug)]
@@ -63,7 +63,7 @@ struct Schedule {
     head: ScheduleHead,
     progress: ScheduleProgress,
     /// Number among all that were set, which tells it from another one of its name.
-    number: u64,
+    number: u32,
     base: Position,
     /// Its times, read when they are first wanted; an error: this program can't read them.
     calendar: Option<Result<Calendar, String>>,
@@ -136,6 +136,16 @@ impl Schedules {
         self.all.values().map(Schedule::journal_bytes).sum()
     }
 
+    /// Returns a number that no schedule has. (A timer holds it, and would take more room for a longer one.)
+    fn next_number(&mut self) -> u32 {
+        loop {
+            self.last_number = self.last_number.wrapping_add(1);
+            if !self.numbers.contains_key(&self.last_number) {
+                return self.last_number;
+            }
+        }
+    }
+
     pub(crate) fn has_pending(&self) -> bool {
         !self.pending.is_empty()
     }
@@ -146,7 +156,7 @@ impl Schedules {
     }
 
     /// Has a schedule looked at whose timer has fired.
-    pub(crate) fn wake(&mut self, number: u64, at: u64) {
+    pub(crate) fn wake(&mut self, number: u32, at: u64) {
         if !self.awaits(number, at) {
             return;
         }
@@ -159,13 +169,13 @@ impl Schedules {
     }
 
     /// Whether this is the timer that the schedule has set.
-    pub(crate) fn awaits(&self, number: u64, at: u64) -> bool {
+    pub(crate) fn awaits(&self, number: u32, at: u64) -> bool {
         let name = self.numbers.get(&number);
         let schedule = name.and_then(|name| self.all.get(name));
         schedule.is_some_and(|schedule| schedule.timer == Some(at))
     }
 
-    pub(crate) fn is_current(&self, base: Position, number: u64) -> bool {
+    pub(crate) fn is_current(&self, base: Position, number: u32) -> bool {
         let name = self.numbers.get(&number);
         let schedule = name.and_then(|name| self.all.get(name));
         schedule.is_some_and(|schedule| schedule.base == base)
@@ -191,8 +201,7 @@ impl State {
     ) {
         self.remove_schedule(name);
         let schedules = &mut self.schedules;
-        schedules.last_number += 1;
-        let number = schedules.last_number;
+        let number = schedules.next_number();
         let schedule = Schedule {
             head,
             progress: ScheduleProgress::default(),
@@ -646,7 +655,7 @@ impl Broker {
     }
 
     /// Writes the full state of a schedule.
-    pub(crate) fn carry_schedule(&mut self, number: u64) {
+    pub(crate) fn carry_schedule(&mut self, number: u32) {
         let position = self.state.position;
         let schedules = &mut self.state.schedules;
         let Some(name) = schedules.numbers.get(&number) else {

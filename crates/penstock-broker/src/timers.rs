@@ -26,7 +26,7 @@ pub(crate) enum Timer {
     /// The deadline of a workflow, by its number.
     Deadline { workflow: u64 },
     /// A time of a schedule may have come; it is stale unless the schedule waits for just this one.
-    Schedule { number: u64, at: u64 },
+    Schedule { number: u32, at: u64 },
     /// Failed jobs have been kept for long enough.
     FailedJobs,
     /// The heartbeat of a session without a connection ends, and its leases with it.
@@ -40,6 +40,9 @@ pub(crate) enum Timer {
     /// A queue or task may not have been in use for long. Each has one such timer for as long as it exists.
     Unused(Forgettable),
 }
+
+// A delayed job has one each.
+const _: () = assert!(size_of::<Timer>() == 16);
 
 #[derive(Debug, Default)]
 pub(crate) struct Timers {
