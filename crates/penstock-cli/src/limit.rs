@@ -27,7 +27,7 @@ enum Command {
 struct ListArguments {
     #[command(flatten)]
     broker: BrokerArguments,
-    /// One JSON array, for programs
+    /// Print one JSON array, for programs
     #[arg(long)]
     json: bool,
 }

@@ -20,7 +20,7 @@ pub enum QueueCommand {
 pub struct Arguments {
     #[command(flatten)]
     broker: BrokerArguments,
-    /// One JSON array, for programs
+    /// Print one JSON array, for programs
     #[arg(long)]
     json: bool,
 }

@@ -42,12 +42,12 @@ enum Command {
 
 #[derive(Args)]
 struct ListArguments {
-    /// Of this app
+    /// List the schedules of this app only
     #[arg(long, value_name = "NAME")]
     app: Option<String>,
     #[command(flatten)]
     broker: BrokerArguments,
-    /// One JSON array, for programs
+    /// Print one JSON array, for programs
     #[arg(long)]
     json: bool,
 }

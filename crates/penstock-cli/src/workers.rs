@@ -45,7 +45,7 @@ pub struct Named {
     all: bool,
     #[command(flatten)]
     broker: BrokerArguments,
-    /// One JSON array, for programs
+    /// Print one JSON array, for programs
     #[arg(long)]
     json: bool,
 }

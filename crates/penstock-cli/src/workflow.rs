@@ -71,7 +71,7 @@ struct ListArguments {
     limit: Option<usize>,
     #[command(flatten)]
     broker: BrokerArguments,
-    /// One JSON array, for programs
+    /// Print one JSON array, for programs
     #[arg(long)]
     json: bool,
 }

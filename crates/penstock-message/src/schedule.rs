@@ -97,7 +97,7 @@ impl CatchUp {
     }
 }
 
-/// What a schedule does, and when.
+/// Job that a schedule makes, and its times.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     pub timing: Timing,
@@ -225,7 +225,7 @@ impl Skipped {
     pub const ALL: [Self; 3] = [Self::Overlap, Self::QueueFull, Self::Missed];
 }
 
-/// What has become of a schedule's times so far.
+/// Counts of a schedule's times so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ScheduleTally {
     /// Times that have had jobs.

@@ -5,7 +5,7 @@
 //! - a line that follows elapsed time fires in each minute whose local time matches;
 //! - a fixed time fires in the first minute in which the clock shows it or a later one, and two in one minute are one.
 //!
-//! It makes up its lines as sets of numbers, and writes them as text for the code under test.
+//! Lines are made up as sets of numbers, and written as text for the code under test.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;

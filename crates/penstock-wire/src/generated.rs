@@ -493,7 +493,7 @@ pub mod timing {
         AtMs(u64),
     }
 }
-/// What a schedule does, and when.
+/// Job that a schedule makes, and its times.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Plan {
     #[prost(message, optional, tag = "1")]

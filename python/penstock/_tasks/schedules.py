@@ -211,22 +211,19 @@ class Schedules:
         jitter: Seconds = 0.0,
     ) -> None:
         """Like ``set``, but awaitable."""
-
-        def set_it() -> None:
-            self.set(
-                name,
-                call,
-                cron,
-                every=every,
-                at=at,
-                tz=tz,
-                overlap=overlap,
-                catchup=catchup,
-                window=window,
-                jitter=jitter,
-            )
-
-        await asyncio.to_thread(set_it)
+        await asyncio.to_thread(
+            self.set,
+            name,
+            call,
+            cron,
+            every=every,
+            at=at,
+            tz=tz,
+            overlap=overlap,
+            catchup=catchup,
+            window=window,
+            jitter=jitter,
+        )
 
     def pause(self, name: str) -> None:
         """Make no more jobs until ``resume``. Times that come meanwhile are not missed."""

@@ -32,7 +32,7 @@ pub struct Arguments {
     limit: Option<usize>,
     #[command(flatten)]
     broker: BrokerArguments,
-    /// One JSON array, for programs
+    /// Print one JSON array, for programs
     #[arg(long)]
     json: bool,
 }

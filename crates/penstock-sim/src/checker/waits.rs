@@ -12,7 +12,7 @@ use crate::said::Said;
 /// Waits as the sessions of the jobs report them.
 #[derive(Default)]
 pub(super) struct Waits {
-    /// What each job waits for, by connection.
+    /// Jobs that wait, by connection, and for which others.
     open: BTreeMap<(ConnId, MessageId), Waiting>,
     /// Jobs whose waits have ended since all was quiet last, and what each waited for: a refusal that is on its way may
     /// be for one of these.
