@@ -145,7 +145,8 @@ fn report_receipt(lease: Lease, receipt: &Receipt) {
     }
 }
 
-fn refusal_text(why: &Refusal) -> String {
+/// Names why the broker refused, for the log.
+pub(crate) fn refusal_text(why: &Refusal) -> String {
     match why {
         Refusal::TooLarge(text)
         | Refusal::QueueFull(text)

@@ -11,7 +11,7 @@ use bytes::{Bytes, BytesMut};
 use mio::{Interest, Token};
 use penstock_driver::DriverError;
 use penstock_jobs::{Blame, Outcome, blame, guilty_of_memory, lost};
-use penstock_message::{Delivery, Receipt, Tx};
+use penstock_message::{Delivery, Op, Receipt, Tx};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 
@@ -21,6 +21,7 @@ use super::pools::Pool;
 use super::recycle::Closing;
 use super::{End, FIRST_CHILD, LEAVE_WITHIN, Phase, Supervisor, TICK, ZYGOTE};
 use crate::files::is_shortage;
+use crate::inbox::refusal_text;
 use crate::packet::{Frame, Kind, Malformed, OutcomeFrame, Reader, decode_steps};
 use crate::page::RingReader;
 use crate::policy::PacketEnd;
@@ -337,16 +338,24 @@ impl Supervisor {
         let ops = declared
             .iter()
             .filter_map(|text| penstock_wire::op_of_hex(text));
-        // Each by itself: one that is refused does not take the others with it.
-        let txs: Vec<Tx> = ops.map(|op| Tx::from(vec![op])).collect();
+        let (names, txs): (Vec<_>, Vec<_>) = ops
+            .filter_map(|op| match &op {
+                // Each by itself: one that is refused does not take the others with it.
+                Op::Schedule { schedule, .. } => Some((schedule.clone(), Tx::from(vec![op]))),
+                _ => None,
+            })
+            .unzip();
         if txs.is_empty() {
             return;
         }
-        let told = |receipts: Result<Vec<Receipt>, DriverError>| match receipts {
+        let told = move |receipts: Result<Vec<Receipt>, DriverError>| match receipts {
             Ok(receipts) => {
-                for receipt in receipts {
+                for (name, receipt) in names.iter().zip(receipts) {
                     if let Receipt::Refused { why, .. } = receipt {
-                        tracing::error!("the broker refused a schedule: {why:?}");
+                        tracing::error!(
+                            "the broker refused the schedule {name}, which stays as it was; all else runs on: {}",
+                            refusal_text(&why)
+                        );
                     }
                 }
             }
