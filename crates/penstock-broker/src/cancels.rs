@@ -101,6 +101,21 @@ impl Broker {
         }
     }
 
+    /// Cancels a job, or what runs in its place, of the broker's own accord: a group ends in steps, since many may be cancelled
+    /// in one record.
+    pub(crate) fn cancel_in_steps(&mut self, id: &MessageId, reason: &str, running: Running) {
+        if self.state.messages.copies(id).next().is_some() {
+            self.cancel_job(id, reason, running);
+            return;
+        }
+        // A group that replaces a job of no workflow makes one of it.
+        let filter = Filter {
+            workflow: Some(*id),
+            ..Filter::default()
+        };
+        self.cancel_all(&filter, reason, running);
+    }
+
     /// Returns what has taken the place of a job that is not there any more; `None`: no group that has not ended.
     fn in_place_of(&self, id: &MessageId) -> Option<InPlace> {
         let joins = &self.state.joins;

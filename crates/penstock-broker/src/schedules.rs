@@ -183,11 +183,16 @@ impl Schedules {
 
     /// Has a schedule looked at whose next job waits for the end of this one.
     pub(crate) fn job_ended(&mut self, id: &MessageId) {
-        if !self.awaited.is_empty()
+        if self.await_jobs()
             && let Some(number) = self.awaited.get(id)
         {
             self.pending.insert(*number);
         }
+    }
+
+    /// Whether the next job of any schedule waits for the end of the one before.
+    pub(crate) fn await_jobs(&self) -> bool {
+        !self.awaited.is_empty()
     }
 }
 
@@ -416,7 +421,7 @@ impl Broker {
                     progress.skipped = Some((queued, Skipped::Overlap));
                 }
                 self.decide_schedule(name, progress);
-                self.cancel_job(&earlier, NEXT_CAME, Running::Ask);
+                self.cancel_in_steps(&earlier, NEXT_CAME, Running::Ask);
             }
             Overlap::Queue if !has_queued => {
                 progress.queued = Some(time);

@@ -214,9 +214,14 @@ impl State {
         self.report_join(slot, &failure);
     }
 
-    /// Reports a join to those in which it has places.
+    /// Reports a join to those in which it has places, and to the schedule whose job it stands for.
     fn report_join(&mut self, slot: u32, arrival: &Arrival) {
         let join = &self.joins[slot];
+        if self.schedules.await_jobs() {
+            for id in join.result_ids() {
+                self.schedules.job_ended(&id);
+            }
+        }
         let (then, base) = (join.then.clone(), join.base);
         for place in then {
             self.report(Some(place), base, arrival.clone());

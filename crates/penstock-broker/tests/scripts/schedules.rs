@@ -74,7 +74,7 @@ fn one_moment_has_one_job_and_cron_has_its_zone() {
     );
 }
 
-/// Whatever happens to the broker, each time has one job.
+/// Each time has one job, whatever happens to the broker.
 #[test]
 fn a_time_is_decided_once_through_kills() {
     for between in BETWEEN {
@@ -256,6 +256,45 @@ fn the_job_before_is_cancelled_for_the_next() {
         w consume default 9                         -> w deliver at120000
         ",
     );
+    // A group that runs in its place ends with all that is in it.
+    for between in [NOTHING, "mark\ncarry"] {
+        check(&format!(
+            "
+            a hello                                     -> a welcome 0
+            a set poll every=60000 overlap=cancel_previous -> a confirm 1
+            w hello                                     -> w welcome 0
+            w consume default 2                         ->
+            wait 60000                                  -> w deliver at60000
+            w replace at60000; hold u/ count=2 takes=at60000 result=1000000; publish u/0 member=u/:0 workflow=at60000; publish u/1 member=u/:1 workflow=at60000 -> w confirm 1, w deliver u/0
+            {between}
+            wait 60000                                  -> w stop u/0 (its schedule's next time came)
+            w return u/0                                -> w confirm 2
+            w consume default 1                         -> w deliver at120000
+            "
+        ));
+    }
+}
+
+/// A job that a group has taken the place of is over with the group.
+#[test]
+fn a_queued_time_waits_for_the_group_in_the_place_of_the_job() {
+    for last in [
+        "w ack u/0; put u/0 one       -> w confirm 2, w deliver at120000",
+        "w fail u/0                    -> w confirm 2, w deliver at120000",
+    ] {
+        check(&format!(
+            "
+            a hello                                     -> a welcome 0
+            a set poll every=60000 overlap=queue        -> a confirm 1
+            w hello                                     -> w welcome 0
+            w consume default 9                         ->
+            wait 60000                                  -> w deliver at60000
+            w replace at60000; hold u/ count=1 takes=at60000 result=1000000; publish u/0 member=u/:0 workflow=at60000 -> w confirm 1, w deliver u/0
+            wait 60000                                  ->
+            {last}
+            "
+        ));
+    }
 }
 
 #[test]

@@ -692,11 +692,10 @@ impl World {
                                 index: number(index) as u32,
                             }
                         })
-                        .chain(
-                            options.text("takes").map(|job| {
-                                place_of_heir(message_id(job)).expect("the id of a job")
-                            }),
-                        )
+                        .chain(options.text("takes").map(|job| {
+                            let job = self.lease(job).message;
+                            place_of_heir(job).expect("the id of a job")
+                        }))
                         .collect(),
                     result_ttl_ms: options.number("result"),
                     unsealed: options.text("unsealed").map(|workflow| Unsealed {
@@ -748,6 +747,11 @@ impl World {
 
     fn message(&mut self, name: &str, options: &Options<'_>) -> Message {
         self.messages.insert(name.to_owned());
+        let mut extras = extras(options);
+        if let (Some(extras), Some(workflow)) = (&mut extras, options.text("workflow")) {
+            // A job that a schedule has made goes by no word.
+            extras.workflow = Some(self.lease(workflow).message);
+        }
         Message {
             id: message_id(name),
             task: options.text("task").unwrap_or("task").to_owned(),
@@ -764,7 +768,7 @@ impl World {
                 Some(bytes) => vec![b'm'; bytes as usize].into(),
                 None => name.to_owned().into(),
             },
-            extras: extras(options),
+            extras,
         }
     }
 
