@@ -584,6 +584,11 @@ impl Queues {
         flows.map(|flow| &self.flows[*flow])
     }
 
+    /// Counts the delayed messages.
+    pub(crate) fn delayed(&self) -> u64 {
+        self.all.iter().map(|(_, queue)| queue.delayed).sum()
+    }
+
     /// Counts the ready messages that a consumer with one of these sets of tasks can run.
     pub(crate) fn ready_for(&self, index: u32, sets: &[Option<u32>]) -> usize {
         let known = self.flows_of(index).filter(|flow| {

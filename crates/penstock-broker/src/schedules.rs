@@ -297,6 +297,42 @@ enum Looked {
 }
 
 impl Broker {
+    fn next_scheduled(&mut self) -> Option<u64> {
+        let all = self.state.schedules.all.iter_mut();
+        let due = all.filter_map(|(name, schedule)| {
+            if schedule.head.is_paused {
+                return None;
+            }
+            let after = schedule.progress.after;
+            let calendar = schedule.calendar(name)?;
+            Some(calendar.due(calendar.next(after)?))
+        });
+        due.min()
+    }
+
+    /// Whether a time of a schedule is due and not decided.
+    pub fn has_due_schedule(&mut self) -> bool {
+        let now = self.clocks.wall();
+        self.next_scheduled().is_some_and(|due| due <= now)
+    }
+
+    /// Returns the milliseconds until the next time at which something may be due: for a double for tests, whose clock
+    /// goes from one to the next. What is due already and could not be done, for want of space, is passed over.
+    pub fn next_on_clock_ms(&mut self) -> Option<u64> {
+        let wall = self.clocks.wall();
+        let scheduled = self.next_scheduled().map(|due| due.saturating_sub(wall));
+        let others = self.state.timers.next_but_schedules_ms(&self.clocks);
+        let all = scheduled.into_iter().chain(others);
+        all.filter(|ms| *ms > 0).min()
+    }
+
+    /// Returns a number that is another one once a schedule has made a job, or a delayed one has become ready.
+    pub fn given_by_clock(&self) -> u64 {
+        let all = self.state.schedules.all.values();
+        let made: u64 = all.map(|schedule| schedule.progress.tally.fired).sum();
+        made.wrapping_sub(self.state.queues.delayed())
+    }
+
     pub(crate) fn resume_schedules(&mut self) {
         self.state.schedules.review();
     }

@@ -104,6 +104,17 @@ impl Timers {
         steady.into_iter().chain(wall).min()
     }
 
+    /// Returns the milliseconds until the next timer of each clock, but for those of schedules.
+    pub(crate) fn next_but_schedules_ms(&self, clocks: &Clocks) -> impl Iterator<Item = u64> {
+        let steady = self.steady.timers.peek();
+        let steady = steady.map(|Reverse((at, _))| at.saturating_sub(clocks.steady()));
+        let wall = self.wall.timers.iter().filter_map(|Reverse((at, timer))| {
+            let is_schedule = matches!(timer, Timer::Schedule { .. });
+            (!is_schedule).then(|| at.saturating_sub(clocks.wall()))
+        });
+        steady.into_iter().chain(wall.min())
+    }
+
     /// Drops stale timers once they are the greater part; each timer pays for its own sweep.
     pub(crate) fn sweep(&mut self, is_wanted: impl Fn(&Timer) -> bool) {
         for heap in [&mut self.steady, &mut self.wall] {

@@ -883,7 +883,11 @@ fn a_clock_that_is_moved_makes_delayed_jobs_due(bench: &Bench<'_>) {
     let in_an_hour = publish_due(message(1), Some(Due::AfterMs(HOUR_MS)));
     worker.client.commit(vec![in_an_hour]);
     let forward_ms = HOUR_MS + 1;
-    match worker.client.ask(Query::SetClock { forward_ms }) {
+    let by_schedules = false;
+    match worker.client.ask(Query::SetClock {
+        forward_ms,
+        by_schedules,
+    }) {
         Answer::Clock(_) => {}
         other => panic!("{other:?}"),
     }

@@ -30,6 +30,9 @@ pub enum Query {
     /// Move the broker's clock on. Only a double for tests lets clients do that.
     SetClock {
         forward_ms: u64,
+        /// Go through the times of schedules and delayed jobs one by one, and stop where there is a job to run, or after
+        /// many. The answer says how far it came.
+        by_schedules: bool,
     },
 }
 

@@ -587,8 +587,32 @@ impl Client {
         }
     }
 
-    fn move_clock(&self, py: Python<'_>, forward_ms: u64, timeout_s: f64) -> PyResult<u64> {
-        match self.ask(py, Query::SetClock { forward_ms }, timeout_s)? {
+    /// Sends what a worker says of a schedule when it starts, as `declare_schedule` has returned it.
+    fn declare_schedule(&self, py: Python<'_>, declaration: &str, timeout_s: f64) -> PyResult<()> {
+        let op = penstock_wire::op_of_hex(declaration)
+            .ok_or_else(|| Failure::invalid("this is no declaration of a schedule"))?;
+        let deadline = deadline(Some(timeout_s))?;
+        let driver = self.driver()?;
+        let outcome = wait_for_end(py, &*driver, |done| {
+            driver.settle(vec![Tx::from(vec![op])], deadline, done);
+        })?;
+        failed::applied(outcome)?;
+        Ok(())
+    }
+
+    #[pyo3(signature = (forward_ms, timeout_s, *, by_schedules=false))]
+    fn move_clock(
+        &self,
+        py: Python<'_>,
+        forward_ms: u64,
+        timeout_s: f64,
+        by_schedules: bool,
+    ) -> PyResult<u64> {
+        let query = Query::SetClock {
+            forward_ms,
+            by_schedules,
+        };
+        match self.ask(py, query, timeout_s)? {
             Answer::Clock(now_ms) => Ok(now_ms),
             other => Err(odd_answer(&other).into()),
         }

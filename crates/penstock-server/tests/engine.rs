@@ -918,7 +918,16 @@ fn only_a_local_broker_is_stopped_by_a_client() {
 
 #[test]
 fn only_the_clock_of_a_double_for_tests_is_moved_by_a_client() {
-    let forward = |forward_ms| query(7, Query::SetClock { forward_ms });
+    let forward = |forward_ms| {
+        let by_schedules = false;
+        query(
+            7,
+            Query::SetClock {
+                forward_ms,
+                by_schedules,
+            },
+        )
+    };
     let mut world = World::new();
     let client = world.join(1);
     let answer = world.ask(client, &forward(1_000)).answers.remove(0);

@@ -1628,6 +1628,10 @@ pub mod asked {
 pub struct SetClock {
     #[prost(uint64, tag = "1")]
     pub forward_ms: u64,
+    /// Goes through the times of schedules and delayed jobs one by one, and stops where there is a job to run, or after
+    /// many: the answer says how far it came.
+    #[prost(bool, tag = "2")]
+    pub by_schedules: bool,
 }
 /// The status of the broker, with a page of its queues and workers.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -293,7 +293,11 @@ mod tests {
         );
         let workflows = WorkflowsQuery::default();
         check(Query::Workflows(workflows), Some("listing workflows"));
-        check(Query::SetClock { forward_ms: 1 }, Some("moving the clock"));
+        let set_clock = Query::SetClock {
+            forward_ms: 1,
+            by_schedules: false,
+        };
+        check(set_clock, Some("moving the clock"));
         let ask = AskQuery {
             worker: "mill".to_owned(),
             question: Bytes::new(),

@@ -16,6 +16,10 @@ const HEARTBEAT_RANGE_MS: std::ops::RangeInclusive<u64> = 100..=3_600_000;
 
 /// Most that a clock is moved on in all: a hundred years.
 const MOST_MOVED_MS: u64 = 100 * 366 * 86_400_000;
+/// Most times of schedules that one query goes through: then it is answered, and the client asks again.
+const TIMES_PASSED: usize = 10_000;
+/// Most turns that the schedules which are due at one time may take.
+const MOST_TURNS: usize = 1_000;
 
 impl Engine {
     pub(super) fn handle_frame(
@@ -197,7 +201,10 @@ impl Engine {
                 "only a local broker can be stopped by a client; send its process SIGTERM"
                     .to_owned(),
             ),
-            Query::SetClock { forward_ms } => match self.move_clock(forward_ms) {
+            Query::SetClock {
+                forward_ms,
+                by_schedules,
+            } => match self.move_clock(forward_ms, by_schedules) {
                 Ok(()) => Answer::Clock(self.now.wall_ms),
                 Err(why) => Answer::Refused(why.to_owned()),
             },
@@ -206,26 +213,67 @@ impl Engine {
         self.answer(conn, id, answer);
     }
 
-    /// Moves the clock. Everything that is due by then is due when the answer is read.
-    fn move_clock(&mut self, forward_ms: u64) -> Result<(), &'static str> {
+    /// Moves the clock. Everything that is due by then is due when the answer is read. With `by_schedules`, stops where a
+    /// schedule has made a job or a delayed one is due, so that jobs run at their times; and after many times, so that an
+    /// answer comes soon.
+    fn move_clock(&mut self, forward_ms: u64, by_schedules: bool) -> Result<(), &'static str> {
         // A countdown of so many milliseconds is over when the next one begins, not before.
-        let forward_ms = forward_ms.saturating_add(1);
+        let mut left_ms = forward_ms.saturating_add(1);
         if !self.options.is_double {
             return Err("only the clock of a memory: broker, a double for tests, can be moved");
         }
-        let moved_ms = self.clock_moved_ms.saturating_add(forward_ms);
-        if moved_ms > MOST_MOVED_MS {
+        if self.clock_moved_ms.saturating_add(left_ms) > MOST_MOVED_MS {
             return Err("the clock can be moved by a hundred years in all");
         }
-        self.clock_moved_ms = moved_ms;
-        self.clock_move_ms += forward_ms;
-        self.now.move_on(forward_ms);
+        if by_schedules {
+            match self.pass_schedules(left_ms) {
+                Some(passed_ms) => left_ms -= passed_ms,
+                None => return Ok(()),
+            }
+        }
+        self.pass(left_ms);
+        Ok(())
+    }
+
+    /// Goes through the times of schedules and of all else that follows the clock, within so many milliseconds. Returns how
+    /// far it came; `None`: it has stopped.
+    fn pass_schedules(&mut self, most_ms: u64) -> Option<u64> {
+        let until = self.now.wall_ms.saturating_add(most_ms);
+        let begun = self.now.wall_ms;
+        let given = self.broker.given_by_clock();
+        for _ in 0..TIMES_PASSED {
+            self.decide_schedules();
+            if self.broker.given_by_clock() != given {
+                return None;
+            }
+            let left_ms = until - self.now.wall_ms;
+            match self.broker.next_on_clock_ms() {
+                Some(ms) if ms <= left_ms => self.pass(ms),
+                _ => return Some(self.now.wall_ms - begun),
+            }
+        }
+        None
+    }
+
+    fn decide_schedules(&mut self) {
+        for _ in 0..MOST_TURNS {
+            self.tick(self.now);
+            self.pump();
+            if !self.broker.has_due_schedule() {
+                return;
+            }
+        }
+    }
+
+    fn pass(&mut self, ms: u64) {
+        self.clock_moved_ms += ms;
+        self.clock_move_ms += ms;
+        self.now.move_on(ms);
         for connection in self.connections.values_mut() {
             // It was heard a moment ago, whatever the clock says.
-            connection.forgive(self.now.mono_ms, forward_ms);
+            connection.forgive(self.now.mono_ms, ms);
         }
         self.tick(self.now);
-        Ok(())
     }
 
     pub(super) fn input(&mut self, input: Input) {

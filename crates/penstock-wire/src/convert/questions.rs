@@ -25,9 +25,13 @@ impl From<(u64, Query)> for proto::Query {
                 Query::Ask(ask) => Some(Wire::Ask(ask.into())),
                 Query::Unnamed => None,
                 Query::Stop => Some(Wire::Stop(true)),
-                Query::SetClock { forward_ms } => {
-                    Some(Wire::SetClock(proto::SetClock { forward_ms }))
-                }
+                Query::SetClock {
+                    forward_ms,
+                    by_schedules,
+                } => Some(Wire::SetClock(proto::SetClock {
+                    forward_ms,
+                    by_schedules,
+                })),
             },
         }
     }
@@ -49,7 +53,13 @@ impl TryFrom<proto::Query> for (u64, Query) {
             Some(Wire::Schedules(query)) => Query::Schedules(query.into()),
             Some(Wire::Ask(ask)) => Query::Ask(ask.into()),
             Some(Wire::Stop(_)) => Query::Stop,
-            Some(Wire::SetClock(proto::SetClock { forward_ms })) => Query::SetClock { forward_ms },
+            Some(Wire::SetClock(proto::SetClock {
+                forward_ms,
+                by_schedules,
+            })) => Query::SetClock {
+                forward_ms,
+                by_schedules,
+            },
         };
         Ok((wire.id, query))
     }
