@@ -71,7 +71,6 @@ class Connection:
         self.failed = client.failed
         self.order_failed = client.order_failed
         self.operation = client.operation
-        self.move_clock = client.move_clock
 
     def wait(self, job_id: bytes, timeout_s: float | None) -> tuple[int, bytes]:
         """Wait for a job's end. Without a timeout a broker out of reach is waited for as well."""
@@ -151,6 +150,10 @@ class Connection:
     def workflow_status(self, workflow: bytes, timeout_s: float) -> tuple[str, list[bytes]] | None:
         """Return a workflow with its steps as JSON, and the first jobs that have failed; None: it is not listed."""
         return self._client.workflow_status(workflow, timeout_s)
+
+    def move_clock(self, forward_ms: int, timeout_s: float) -> int:
+        """Move the clock of a broker in memory on, and return its time."""
+        return self._client.move_clock(forward_ms, timeout_s)
 
     def order_schedule(
         self, app: str, name: str, order: str, call: tuple[_core.Timing, _core.Options, bytes] | None, timeout_s: float

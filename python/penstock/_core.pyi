@@ -284,10 +284,13 @@ class Client:
         number of the operation."""
     def operation(self, operation: int, timeout_s: float) -> tuple[int, int, bool] | None:
         """Return the progress of an operation: (done, spared, is_over)."""
-    def move_clock(self, forward_ms: int, timeout_s: float) -> int:
+    def declare_schedule(self, declaration: str, timeout_s: float) -> None:
+        """Send what a worker says of a schedule when it starts."""
+    def move_clock(self, forward_ms: int, timeout_s: float, *, by_schedules: bool = False) -> int:
         """Move the clock of a ``memory:`` broker on, and return its time (Unix milliseconds).
 
-        Others raise NotOffered.
+        ``by_schedules``: from one time of a schedule to the next, and only up to one that has made a job, or less far:
+        to be called again. Other brokers raise NotOffered.
         """
     def take_notices(self) -> list[str]:
         """Return the broker's notices that nobody has seen yet, each once: for the log."""

@@ -31,7 +31,7 @@ def files(project):
 
 def test_the_tests_of_the_page_pass(project, files):
     names = [name for name in files if name.startswith("test_") and name != "test_forgetful.py"]
-    assert len(names) == 6
+    assert len(names) == 7
     process = run(project, *names)
     assert process.returncode == 0, process.output
     assert sum(text.count("def test_") for name, text in files.items() if name in names) == int(
@@ -75,3 +75,11 @@ def test_the_message_of_the_page_is_the_one_that_is_shown(project, files):
                 print(error)
     """
     assert project.python(script) == said
+
+
+def test_the_test_of_the_page_on_schedules_passes(project):
+    for block in blocks(ROOT / "docs" / "schedules.md", "python"):
+        if block.file:
+            project.write(block.file, block.text)
+    process = run(project, "test_clean_up.py")
+    assert process.returncode == 0, process.output

@@ -456,9 +456,9 @@ class App:
                 problems.append(str(error))
         for periodic in self._periodic.values():
             try:
-                periodic.declaration(self, 0)
-            except (TypeError, ValueError) as error:
-                problems.append(f"schedule {periodic.name!r}: {error}")
+                self._declaration(periodic, 0)
+            except TypeError as error:
+                problems.append(str(error))
         if problems:
             raise TypeError("\n".join(problems))
 
@@ -470,7 +470,13 @@ class App:
 
     def _declarations(self, started_ms: int) -> list[str]:
         """Return what a worker that has started then says to the broker of the app's schedules."""
-        return [periodic.declaration(self, started_ms) for periodic in self._periodic.values()]
+        return [self._declaration(periodic, started_ms) for periodic in self._periodic.values()]
+
+    def _declaration(self, periodic: Periodic, started_ms: int) -> str:
+        try:
+            return periodic.declaration(self, started_ms)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"schedule {periodic.name!r}: {error}") from error
 
     def close(self) -> None:
         """Close this process's connection to the broker. The next call opens a new one."""

@@ -39,9 +39,12 @@ class Periodic:
 
     def declaration(self, app: "App", started_ms: int) -> str:
         """Return what a worker sends to the broker when it starts; ``TypeError`` when the arguments do not fit."""
-        body = self.task._encode(self.args, dict(self.kwargs))
-        options = self.task._core_options
+        options, body = self.job()
         return _core.declare_schedule(app.name, self.name, self.timing, options, body, app.version, started_ms)
+
+    def job(self) -> tuple[_core.Options, bytes]:
+        """Return what each of its jobs is."""
+        return self.task._core_options, self.task._encode(self.args, dict(self.kwargs))
 
 
 def timing_of(

@@ -10,14 +10,15 @@
 ``inline`` runs each job inside the call that enqueues it, ``capture`` records it, ``worker`` runs it in a thread. Each
 replaces the app's own broker with a real one: a process that keeps everything in memory, and whose clock
 ``move_clock`` moves on. pytest has them as the fixtures ``penstock_inline``, ``penstock_capture`` and
-``penstock_worker``, and ``penstock_server`` for real workers: see docs/testing.md.
+``penstock_worker``, with ``penstock_clock`` for the time, and ``penstock_server`` for real workers: see
+docs/testing.md.
 """
 
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from penstock.testing._calls import Call, Calls
-    from penstock.testing._clock import move_clock
+    from penstock.testing._clock import Clock, move_clock
     from penstock.testing._doubles import CapturedCalls, WorkerCalls, capture, inline, worker
     from penstock.testing._errors import BrokerNotAllowed
     from penstock.testing._server import Server, ServerWorker
@@ -27,6 +28,7 @@ __all__ = [
     "Call",
     "Calls",
     "CapturedCalls",
+    "Clock",
     "Server",
     "ServerWorker",
     "WorkerCalls",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from penstock import _core
@@ -18,6 +20,7 @@ from penstock._values import envelope
 from penstock._worker.runner import DEFERRED, REPLACED, RETRY, SPAWNED
 from penstock.errors import PenstockError, RemoteTraceback
 from penstock.testing._calls import Calls, call_of
+from penstock.testing._clock import pass_time
 from penstock.testing._threads import JobThreads, Runners, in_event_loop, surrounding
 
 if TYPE_CHECKING:
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from penstock._flows.replacing import Build
     from penstock._jobs.current import Leaving
     from penstock._tasks.app import App
+    from penstock._tasks.schedules import Periodic
     from penstock._worker.runner import Delivered, Outcome
 
 # The broker is this process's own and does next to nothing: what takes longer is a machine that stands still.
@@ -35,6 +39,8 @@ _ANSWERS_WITHIN_S = 60.0
 _MOST_ATTEMPTS = 1000
 # How long jobs that run may go on when the block ends.
 _ENDS_WITHIN_S = 30.0
+# How long jobs of worker() may run before the next time of a schedule comes.
+_GOES_ON_AFTER_S = 5.0
 
 
 class Bench:
@@ -60,6 +66,11 @@ class Bench:
         self._apps_of_jobs: dict[bytes, App] = {}
         self._queues: set[str] = set()
         self._served: tuple[set[str], set[str]] = (set(), set())
+        # Schedules, by app and name, that code has declared to the broker, and that were set there.
+        self._declared: dict[tuple[str, str], Periodic] = {}
+        self._set: dict[tuple[str, str], tuple[_core.Options, bytes]] = {}
+        # Lead of the broker's clock.
+        self._ahead_ms = 0
         # Jobs that a call is running, by itself, and those of them that another call has taken in passing.
         self._claimed: set[bytes] = set()
         self._set_aside: dict[bytes, Delivered] = {}
@@ -105,9 +116,89 @@ class Bench:
         """Called after a change that may have made jobs ready."""
 
     def move_clock(self, forward_ms: int, timeout_s: float) -> int:
-        now_ms = self.client.move_clock(forward_ms, timeout_s)
+        now_ms = self._pass(forward_ms, timeout_s, self._after_time)
         self.after_change()
         return now_ms
+
+    # Schedules. They are declared once a test uses `App.schedules` or `Clock`: others are not disturbed by a time that
+    # happens to come.
+
+    @property
+    def has_schedules(self) -> bool:
+        return bool(self._declared or self._set)
+
+    def declare(self, timeout_s: float) -> None:
+        """Tell the broker which schedules the apps have, as a worker does that starts."""
+        for app in self.apps:
+            for periodic in [*app._periodic.values()]:
+                key = app.name, periodic.name
+                if self._declared.get(key) is not periodic:
+                    declaration = app._declaration(periodic, 0)
+                    self._is_used = True
+                    self.client.declare_schedule(declaration, max(timeout_s, _ANSWERS_WITHIN_S))
+                    with self._lock:
+                        self._declared[key] = periodic
+                        self._queues.add(periodic.task._core_options.queue)
+                        self._after_declaration()
+
+    def order_schedule(
+        self, app: str, name: str, order: str, call: tuple[_core.Timing, _core.Options, bytes] | None, timeout_s: float
+    ) -> bytes | None:
+        self.declare(timeout_s)
+        job_id = self.client.order_schedule(app, name, order, call, timeout_s)
+        if call is not None:
+            _, options, body = call
+            self._is_used = True
+            with self._lock:
+                self._set[app, name] = options, body
+                self._queues.add(options.queue)
+                self._after_declaration()
+        self._note_scheduled()
+        self.after_change()
+        return job_id
+
+    def _after_declaration(self) -> None:
+        """Called with the lock held."""
+
+    def _after_time(self) -> None:
+        """Called when a schedule has made a job, before time goes on."""
+        self._note_scheduled()
+
+    def _note_scheduled(self) -> None:
+        """Record the jobs that schedules have made: the last one of each."""
+        with self._lock:
+            for app in self.apps if self.has_schedules else ():
+                after: str | None = ""
+                while after is not None:
+                    found, after = self.client.schedules(app.name, None, after or None, 0, _ANSWERS_WITHIN_S)
+                    for text in found:
+                        self._note_last_job(app, json.loads(text))
+
+    def _note_last_job(self, app: App, schedule: dict[str, Any]) -> None:
+        key = app.name, schedule["name"]
+        job_id = None if schedule["last_job"] is None else uuid.UUID(schedule["last_job"]).bytes
+        if job_id is None or job_id in self._apps_of_jobs:
+            return
+        if schedule["set"] and key in self._set:
+            self._record(app, [job_id], [self._set[key]])
+        elif key in self._declared and self._declared[key].task.app is app:
+            self._record(app, [job_id], [self._declared[key].job()])
+
+    def _pass(self, forward_ms: int, timeout_s: float, at_each: Callable[[], None] | None = None) -> int:
+        """Move the clock on, through the times of schedules."""
+        if not self.has_schedules:
+            now_ms = self.client.move_clock(forward_ms, timeout_s)
+        else:
+            now_ms = pass_time(self.client, forward_ms, timeout_s, at_each or self._note_scheduled)
+        self._ahead_ms = now_ms - _now_ms()
+        return now_ms
+
+    def _at_once(self, jobs: Sequence[tuple[_core.Options, bytes]]) -> list[tuple[_core.Options, bytes]]:
+        now_ms = _now_ms() + self._ahead_ms
+        return [
+            (options if _expires_before_it_is_due(options, now_ms) else options.at_once(), body)
+            for options, body in jobs
+        ]
 
     def run_until_idle(self) -> int:
         """Run jobs in this thread until none is ready; return the number of attempts."""
@@ -216,6 +307,8 @@ class Bench:
 
     def _run(self, job: Delivered, runners: Runners | None = None) -> Outcome:
         """Run one attempt and settle it."""
+        if job[1] not in self._apps_of_jobs:
+            self._note_scheduled()
         app, inside = self._app_of(job), (*surrounding.get(), self)
         with self._settled:
             self._running += 1
@@ -247,7 +340,7 @@ class InlineBench(Bench):
     why_nothing_runs = "inline() could not run it: no app of the block has its task, or it waits for another job"
 
     def enqueue(self, app: App, jobs: Sequence[tuple[_core.Options, bytes]], timeout_s: float) -> list[bytes]:
-        now = _at_once(jobs)
+        now = self._at_once(jobs)
         with self._runs_jobs():
             with self._lock:
                 job_ids = self._send(app, jobs, now, timeout_s)
@@ -259,7 +352,7 @@ class InlineBench(Bench):
     def publish_plan(
         self, app: App, plan: Plan, jobs: Sequence[tuple[_core.Options, bytes]], timeout_s: float
     ) -> Built:
-        now = _at_once(jobs)
+        now = self._at_once(jobs)
         with self._runs_jobs():
             with self._lock:
                 built = self._send_plan(app, plan, jobs, now, timeout_s)
@@ -273,7 +366,7 @@ class InlineBench(Bench):
         return built
 
     def _to_send(self, jobs: Sequence[tuple[_core.Options, bytes]]) -> Sequence[tuple[_core.Options, bytes]]:
-        return _at_once(jobs)
+        return self._at_once(jobs)
 
     def _left(self, app: App, plan: Plan, jobs: Sequence[tuple[_core.Options, bytes]], built: Built) -> None:
         super()._left(app, plan, jobs, built)
@@ -293,12 +386,16 @@ class InlineBench(Bench):
             details = options.details()
             if details["countdown_ms"] or details["eta_ms"]:
                 found = True
-                self.client.move_clock(_until_due_ms(details), _ANSWERS_WITHIN_S)
+                self._pass(_until_due_ms(details, _now_ms() + self._ahead_ms), _ANSWERS_WITHIN_S)
         return found
 
     def after_change(self) -> None:
         with self._runs_jobs():
             self._run_to_their_ends({})
+
+    def _after_time(self) -> None:
+        super()._after_time()
+        self.after_change()
 
     def _run_to_their_ends(self, wanted: dict[bytes, None]) -> None:
         """Run these jobs until they have ended or none is ready; without any, run all ready jobs."""
@@ -313,7 +410,7 @@ class InlineBench(Bench):
                         " capture()"
                     )
                 # The retry is due at once, and nobody waits.
-                self.client.move_clock(delay_ms, _ANSWERS_WITHIN_S)
+                self._pass(delay_ms, _ANSWERS_WITHIN_S)
             else:
                 wanted.pop(job[1], None)
             if self._left_behind and only_wanted:
@@ -346,6 +443,14 @@ class WorkerBench(Bench):
             built = self._send_plan(app, plan, jobs, jobs, timeout_s)
             self._start_workers()
         return built
+
+    def _after_declaration(self) -> None:
+        self._start_workers()
+
+    def _after_time(self) -> None:
+        super()._after_time()
+        with suppress(TimeoutError):
+            self.wait_until_idle(time.monotonic() + _GOES_ON_AFTER_S)
 
     def _start_workers(self) -> None:
         self._serve()
@@ -405,22 +510,18 @@ class WorkerBench(Bench):
         self._interruption = self._interruption or interruption
 
 
-def _at_once(jobs: Sequence[tuple[_core.Options, bytes]]) -> list[tuple[_core.Options, bytes]]:
-    return [(options if _expires_before_it_is_due(options) else options.at_once(), body) for options, body in jobs]
-
-
-def _expires_before_it_is_due(options: _core.Options) -> bool:
+def _expires_before_it_is_due(options: _core.Options, now_ms: int) -> bool:
     details = options.details()
-    due_ms = _until_due_ms(details)
+    due_ms = _until_due_ms(details, now_ms)
     expires_ms = details["expires_after_ms"]
     if expires_ms is None and details["expires_at_ms"] is not None:
-        expires_ms = details["expires_at_ms"] - _now_ms()
+        expires_ms = details["expires_at_ms"] - now_ms
     return bool(due_ms and expires_ms is not None and expires_ms <= due_ms)
 
 
-def _until_due_ms(details: dict[str, Any]) -> int:
+def _until_due_ms(details: dict[str, Any], now_ms: int) -> int:
     if details["eta_ms"] is not None:
-        return max(0, int(details["eta_ms"]) - _now_ms())
+        return max(0, int(details["eta_ms"]) - now_ms)
     return int(details["countdown_ms"] or 0)
 
 

@@ -148,7 +148,6 @@ class _Connection(Connection):
         self.publish_many = self._publish_many
         self.order_failed = self._order_failed
         self.operation = self._operation
-        self.move_clock = bench.move_clock
 
     def __eq__(self, other: object) -> bool:
         """Apps of one URL have one broker, and their jobs can be waited for together."""
@@ -187,6 +186,20 @@ class _Connection(Connection):
 
     async def submit(self, jobs: Sequence[tuple[_core.Options, bytes]], timeout_s: float) -> list[bytes]:
         return await asyncio.to_thread(self._publish_many, jobs, timeout_s)
+
+    def move_clock(self, forward_ms: int, timeout_s: float) -> int:
+        return self.bench.move_clock(forward_ms, timeout_s)
+
+    def order_schedule(
+        self, app: str, name: str, order: str, call: tuple[_core.Timing, _core.Options, bytes] | None, timeout_s: float
+    ) -> bytes | None:
+        return self.bench.order_schedule(app, name, order, call, timeout_s)
+
+    def schedules(
+        self, app: str, name: str | None, after: str | None, times: int, timeout_s: float
+    ) -> tuple[list[str], str | None]:
+        self.bench.declare(timeout_s)
+        return super().schedules(app, name, after, times, timeout_s)
 
     def _order_failed(
         self, order: str, job_id: bytes | None, filter: _core._Filter, queue: str | None, timeout_s: float

@@ -48,6 +48,11 @@ def connected(apps: Sequence[App], connect: Callable[[App], Connection]) -> Gene
             _put_in_place(app)
 
 
+def is_replaced(app: App) -> bool:
+    """Whether another connection is in the place of the app's own."""
+    return app in _stacks
+
+
 def _put_in_place(app: App) -> None:
     """Let the innermost connection hide the method, in the instance: tests pay for this, and not every delay()."""
     if _stacks[app]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock._tasks.app import App
-    from penstock.testing import Calls, CapturedCalls, Server, WorkerCalls
+    from penstock.testing import Calls, CapturedCalls, Clock, Server, WorkerCalls
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -115,6 +115,14 @@ def penstock_worker() -> Iterator[WorkerCalls]:
 
     with worker() as calls:
         yield calls
+
+
+@pytest.fixture
+def penstock_clock() -> Clock:
+    """Move the time of all brokers in memory: delays, retries, schedules, expiry and kept results follow it."""
+    from penstock.testing import Clock
+
+    return Clock()
 
 
 @pytest.fixture
