@@ -150,8 +150,8 @@ impl Entry {
         self.flags & flag::COPIES != 0
     }
 
-    /// Whether it was read from the journal after an unclean end, and not handed out since: there may be a
-    /// grant whose record was lost.
+    /// Whether it was read from the journal after an unclean end, where it could be handed out, and was not handed out since:
+    /// there may be a grant whose record was lost, and that holds.
     pub(crate) fn recovered(&self) -> bool {
         self.flags & flag::RECOVERED != 0
     }
@@ -166,6 +166,10 @@ impl Entry {
 
     pub(crate) fn is_leased(&self) -> bool {
         self.flags & flag::STATE == flag::LEASED
+    }
+
+    pub(crate) fn is_held(&self) -> bool {
+        self.flags & flag::STATE == flag::HELD
     }
 
     pub(crate) fn is_hot(&self) -> bool {
@@ -975,14 +979,16 @@ impl Messages {
     }
 
     /// Marks, after an unclean end, all messages that are not leased: a grant whose record was lost may have run them.
-    /// Not those that may be delivered only once: these wait for their grant to be safe.
+    /// Not those that may be delivered only once: these wait for their grant to be safe. What a group holds may have run, too,
+    /// where the end of a member was lost with the grant; but that run was given values of members that have not ended, so its
+    /// grant never holds again.
     pub(crate) fn may_have_run(&mut self) {
         let Self { entries, kinds, .. } = self;
         for entry in entries.iter_mut() {
             let may_run = !entry.is_leased() && !entry.is_failed() && !entry.is_ended();
             if kinds[entry.kind].max_deliveries > 1 && may_run {
                 // A lease does not say which of several copies it was of, and the others may be gone.
-                entry.set(flag::RECOVERED, !entry.has_copies());
+                entry.set(flag::RECOVERED, !entry.has_copies() && !entry.is_held());
                 entry.set(flag::REDELIVERED, !planted!("forget-unseen-run"));
             }
         }
