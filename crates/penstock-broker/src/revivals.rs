@@ -85,6 +85,7 @@ impl Broker {
             self.record(&Event::Removed { key: key.clone() });
             self.state.remove_key(key);
         }
+        self.review_waits_behind(id);
         1 + keys.len()
     }
 

@@ -341,6 +341,23 @@ impl State {
             places: SeededMap::with_hasher(self.waits.hashing),
         };
         found.add(job, None, 0, true);
+        self.find_dependents(&mut found);
+        found
+    }
+
+    /// Returns the running jobs that wait for the outcome of this join, or for what it holds, at any distance.
+    fn running_behind(&self, join: JoinId) -> Vec<MessageId> {
+        let mut found = Dependents {
+            nodes: Vec::new(),
+            places: SeededMap::with_hasher(self.waits.hashing),
+        };
+        self.add_join(join, 0, &mut found);
+        self.find_dependents(&mut found);
+        let running = found.nodes.iter().filter(|node| node.runs);
+        running.map(|node| node.id).collect()
+    }
+
+    fn find_dependents(&self, found: &mut Dependents) {
         let mut next = 0;
         while let Some(node) = found.nodes.get(next).copied() {
             let awaited = self.waits.awaited.get(&node.id);
@@ -368,20 +385,19 @@ impl State {
                         }
                     }
                     for place in &join.then {
-                        self.add_join(place.join, next, &mut found);
+                        self.add_join(place.join, next, found);
                     }
                 }
                 None => {
                     for slot in self.messages.copies(&node.id) {
                         if let Some(member) = self.messages.member(slot) {
-                            self.add_join(member.join, next, &mut found);
+                            self.add_join(member.join, next, found);
                         }
                     }
                 }
             }
             next += 1;
         }
-        found
     }
 
     fn add_join(&self, id: JoinId, waits_for: usize, found: &mut Dependents) {
@@ -597,6 +613,21 @@ impl Broker {
         for waiter in waiters {
             waiter.grant = waiter.grant.or(grant);
         }
+        self.end_circles(waiter);
+    }
+
+    /// Looks for circles through a join that waits again for a member: while it was over, what it holds waited for nobody.
+    pub(crate) fn review_waits_behind(&mut self, join: JoinId) {
+        if self.state.waits.is_empty() {
+            return;
+        }
+        for waiter in self.state.running_behind(join) {
+            self.end_circles(waiter);
+        }
+    }
+
+    /// Ends the waits of a job for what waits for that job.
+    fn end_circles(&mut self, waiter: MessageId) {
         let keys = self.state.awaited_by(&waiter);
         if keys.is_empty() {
             return;

@@ -211,6 +211,52 @@ fn a_circle_through_a_group_is_found() {
     );
 }
 
+/// What a failed group holds waits for nobody, until a person retries the member that has failed it.
+#[test]
+fn a_circle_that_a_retry_closes_is_found() {
+    check(
+        "
+        a hello                                 -> a welcome 0
+        a hold g/ count=2 messages=body inputs=list no-result; publish g/0 member=g/:0; publish g/1 member=g/:1 -> a confirm 1
+        w hello                                 -> w welcome 0
+        w consume default 2                     -> w deliver g/0 g/1
+        w fail g/0                              -> w confirm 1
+        c hello                                 -> c welcome 0
+        c job g/1 awaits body                   -> c sees body pending
+        a retry g/0                             -> a confirm 2 2:Failed, c refused body Cycle g/1 body
+        w ack g/1; put g/1 one                  -> w confirm 2
+        w consume default 2                     -> w deliver g/0#1
+        w ack g/0; put g/0 zero                 -> w confirm 3, w deliver body[zero one]
+        ",
+    );
+    // The body's own group hears of the retry in a step of its own.
+    check(
+        "
+        a hello                                 -> a welcome 0
+        a hold h/ count=1 messages=last inputs=one no-result; hold g/ count=2 messages=h/0 inputs=list member=h/:0 no-result; publish g/0 member=g/:0; publish g/1 member=g/:1 -> a confirm 1
+        w hello                                 -> w welcome 0
+        w consume default 2                     -> w deliver g/0 g/1
+        w fail g/0                              -> w confirm 1
+        c hello                                 -> c welcome 0
+        c job g/1 awaits last                   -> c sees last pending
+        a retry g/0                             -> a confirm 2 2:Failed, c refused last Cycle g/1 last h/0
+        ",
+    );
+    // A job that waits for what no other waits for goes on to do so.
+    check(
+        "
+        a hello                                 -> a welcome 0
+        a hold g/ count=1 messages=body inputs=list no-result; publish g/0 member=g/:0; publish other -> a confirm 1
+        w hello                                 -> w welcome 0
+        w consume default 2                     -> w deliver g/0 other
+        w fail g/0                              -> w confirm 1
+        c hello                                 -> c welcome 0
+        c job other awaits body                 -> c sees body pending
+        a retry g/0                             -> a confirm 2 2:Failed
+        ",
+    );
+}
+
 #[test]
 fn a_wait_that_is_over_closes_no_circle() {
     check(
