@@ -41,9 +41,11 @@ pub struct Model {
     values: BTreeMap<Key, Stored>,
     /// Results of jobs that were retried since all was quiet last: they may still be on their way to a watcher.
     on_their_way: BTreeMap<Key, Stored>,
-    /// Results of jobs that were cancelled with many just as a failed group blocked them: the broker tells of that in steps, so
-    /// they may have been cancelled first.
+    /// Results of jobs that were cancelled with many just as a failed group blocked them, or was retried: the broker does that in
+    /// steps, so they may have been cancelled first, or after.
     either: BTreeSet<Key>,
+    /// Places of items that a failed group had blocked when they were cancelled with many, since all was quiet last.
+    ending_blocked: BTreeSet<usize>,
     /// Time of the last quiet moment. Values whose time was over by then are gone.
     quiet_ms: u64,
     joins: BTreeMap<JoinId, JoinModel>,
@@ -72,6 +74,8 @@ pub struct Model {
     pub lenient: bool,
     /// Moment at which the transaction at hand was decided.
     moment: Moment,
+    /// Earliest time of the end at hand, if somebody may have been late to see it.
+    ended_at: Option<u64>,
     /// Cancellations by filter that were not over when all was quiet last.
     operations: Vec<Operation>,
     /// Every hand-out that anybody ever saw, and what it gave to run, whatever crashes have undone since.
@@ -83,7 +87,7 @@ impl Model {
 
     /// Notes that the broker has looked at its clocks.
     pub fn advance(&mut self, now: Time) {
-        self.now = now;
+        let looked = std::mem::replace(&mut self.now, now);
         let doubtful = self.clock_is_doubtful;
         let items = &mut self.items;
         self.live
@@ -105,6 +109,7 @@ impl Model {
                 }
                 item.set_adrift(vec![(lease, session)]);
             }
+            item.note_unseen_end(looked, now);
         }
     }
 
@@ -116,6 +121,7 @@ impl Model {
         self.quiet_ms = now;
         if !goes_on {
             self.operations.clear();
+            self.ending_blocked.clear();
         }
         self.on_their_way.clear();
         for join in self.joins.values_mut() {
@@ -134,7 +140,9 @@ impl Model {
                 && !self.clock_is_doubtful
                 && !(goes_on && end == End::Purged)
             {
+                self.ended_at = item.may_have_ended_at;
                 self.end(index, end);
+                self.ended_at = None;
             }
         }
     }
@@ -398,6 +406,7 @@ impl Model {
                     status: value.status,
                     body: Some(value.body.clone()),
                     until: ttl_ms.map(|ttl_ms| self.now.steady + ttl_ms),
+                    late_ms: 0,
                     tx: Some(number),
                 };
                 self.values.insert(key.clone(), stored);
@@ -517,6 +526,7 @@ impl Model {
                         status: ValueStatus::Failed,
                         body: Some(body.clone()),
                         until: Some(self.now.steady + ttl_ms),
+                        late_ms: 0,
                         tx: Some(number),
                     };
                     self.values.insert(Key::Result(lease.message), stored);
@@ -593,6 +603,7 @@ impl Model {
                 .is_some_and(|due| When::resolve(due, now).has_come(now)),
             purged: false,
             end_is_unsure: false,
+            may_have_ended_at: None,
             asked: None,
             cancelled: None,
             unsure_until: 0,
@@ -728,6 +739,7 @@ impl Model {
         item.expiry_reached = false;
         item.purged = false;
         item.end_is_unsure = false;
+        item.may_have_ended_at = None;
         item.unsure_until = 0;
         item.crashes = (0, 0);
         item.failure = None;
@@ -779,6 +791,7 @@ impl Model {
         for place in then {
             self.revive_member(place);
         }
+        self.may_be_cancelled_anew(id);
         for index in 0..self.items.len() {
             let item = &mut self.items[index];
             if item.held_by != Some(id) || item.state != State::Ended(End::JoinFailed) {
@@ -826,6 +839,11 @@ impl Model {
         join.over = true;
         join.has_failed = failed;
         let (then, outcome) = (join.then.clone(), join.outcome.clone());
+        let before = self.ended_at;
+        if failed {
+            // Another one, which nobody has seen, may have come first.
+            self.ended_at = before.into_iter().chain(self.may_be_over_since(id)).min();
+        }
         for index in self.live.clone() {
             if self.items[index].state != State::Held(id) {
                 continue;
@@ -860,6 +878,7 @@ impl Model {
                 },
                 body: None,
                 until: Some(self.now.steady + ttl_ms),
+                late_ms: self.late_ms(),
                 tx: None,
             };
             self.values.insert(key, stored);
@@ -867,6 +886,31 @@ impl Model {
         for Member { join, index } in then {
             self.arrive(join, index, !failed);
         }
+        self.ended_at = before;
+    }
+
+    /// Returns the earliest time at which a member of the join has ended of whose end nobody knows, if one may have.
+    fn may_be_over_since(&self, id: JoinId) -> Option<u64> {
+        let join = self.joins.get(&id)?;
+        let missing = (0..join.count).filter(|index| !join.arrived.contains(index));
+        let ended = missing.filter_map(|index| {
+            let inner = self.by_place.get(&(id, index));
+            let inner = inner.and_then(|inner| self.may_be_over_since(*inner));
+            let places = self.by_member.get(&(id, index)).into_iter().flatten();
+            let ended = places.filter_map(|place| {
+                let item = &self.items[*place];
+                let held = || self.may_be_over_since(item.held_by?);
+                item.may_have_ended_at.or_else(held)
+            });
+            ended.chain(inner).min()
+        });
+        ended.min()
+    }
+
+    /// Returns the milliseconds by which somebody may be late to see the end at hand.
+    fn late_ms(&self) -> u64 {
+        let now = self.now.steady;
+        now - self.ended_at.map_or(now, |at| at.min(now))
     }
 
     /// Ends a message without a value of its own: the broker stores one for clients that ask.
@@ -1080,7 +1124,9 @@ impl Model {
                 ))?;
             }
             // It was not seen to end, so it has not ended well.
+            self.ended_at = self.may_be_over_since(id);
             self.arrive(id, *index, false);
+            self.ended_at = None;
         }
         let is_over = self.joins.get(&id).is_some_and(|join| join.over);
         match *has_failed == is_over {
@@ -1109,7 +1155,9 @@ impl Model {
 
     /// Releases a join: nobody saw its last member end, but the messages that it held are there.
     fn was_released(&mut self, id: JoinId) {
+        self.ended_at = self.may_be_over_since(id);
         self.end_join(id, false);
+        self.ended_at = None;
     }
 
     fn store_end(&mut self, index: usize, status: ValueStatus) {
@@ -1122,6 +1170,7 @@ impl Model {
             status,
             body: None,
             until,
+            late_ms: self.late_ms(),
             tx: None,
         };
         self.values.insert(Key::Result(item.message.id), stored);
@@ -1177,7 +1226,9 @@ impl Model {
         match died {
             Some(index) => {
                 self.was_let_go(index);
+                self.ended_at = self.items[index].may_have_ended_at;
                 self.bury(index);
+                self.ended_at = None;
                 Ok(())
             }
             None if is_known => Ok(()),

@@ -178,16 +178,9 @@ impl Model {
             matches(item) && (!has_ended || item.is_blocked())
         };
         let at_most = self.items.iter().filter(may_count).count();
-        for item in self.items.iter_mut() {
-            if matches(item) && item.is_blocked() {
-                // It ends as it was told, and no retry of what blocks it makes it wait again.
-                item.state = State::Ended(End::Purged);
-                let key = Key::Result(item.message.id);
-                let until = self.values.get(&key).and_then(|stored| stored.until);
-                let blocked_at = until.zip(item.message.result_ttl_ms);
-                if blocked_at.is_some_and(|(until, ttl_ms)| until - ttl_ms >= self.quiet_ms) {
-                    self.either.insert(key);
-                }
+        for index in 0..self.items.len() {
+            if matches(&self.items[index]) && self.items[index].is_blocked() {
+                self.end_blocked(index);
             }
         }
         let mut surely = Vec::new();
@@ -213,6 +206,37 @@ impl Model {
             is_alone: true,
         });
         Ok(())
+    }
+
+    /// Ends an item that a failed group has blocked, for an order that is for many. It ends as it was told, and no retry of what
+    /// blocks it makes it wait again. But the broker does that in steps, and the group may block it later, or be retried earlier.
+    fn end_blocked(&mut self, index: usize) {
+        let item = &mut self.items[index];
+        item.state = State::Ended(End::Purged);
+        self.ending_blocked.insert(index);
+        let key = Key::Result(item.message.id);
+        let until = self.values.get(&key).and_then(|stored| stored.until);
+        let blocked_at = until.zip(item.message.result_ttl_ms);
+        if blocked_at.is_some_and(|(until, ttl_ms)| until - ttl_ms >= self.quiet_ms) {
+            self.either.insert(key);
+        }
+    }
+
+    /// Notes that a join waits again. What it had blocked and what was to end as that may have waited again, too, when the
+    /// broker came to it, and what that had blocked in its turn: then it was cancelled.
+    pub(super) fn may_be_cancelled_anew(&mut self, join: JoinId) {
+        let held = self.ending_blocked.iter().copied();
+        let held: Vec<usize> = held
+            .filter(|index| self.items[*index].held_by == Some(join))
+            .collect();
+        for index in held {
+            self.ending_blocked.remove(&index);
+            let item = &self.items[index];
+            self.either.insert(Key::Result(item.message.id));
+            if let Some(outer) = item.member() {
+                self.may_be_cancelled_anew(outer.join);
+            }
+        }
     }
 
     /// Ends an item for an order that is for many; one that runs may be asked to stop.
@@ -265,12 +289,12 @@ impl Model {
         self.cancelled.insert(workflow);
         self.another_order();
         for index in 0..self.items.len() {
-            let item = &mut self.items[index];
+            let item = &self.items[index];
             if item.workflow() != Some(workflow) || item.when() != Outcome::Succeeded {
                 continue;
             }
             if item.is_blocked() {
-                item.state = State::Ended(End::Purged);
+                self.end_blocked(index);
             }
             self.stop(index, Running::Ask);
         }

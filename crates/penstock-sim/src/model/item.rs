@@ -39,6 +39,14 @@ impl When {
         }
     }
 
+    /// Returns the steady time at which it comes unless the wall is set.
+    fn on_the_steady_clock(self, now: Time) -> u64 {
+        match self {
+            Self::Steady(at) => at,
+            Self::Wall(at) => at.saturating_add(now.steady).saturating_sub(now.wall),
+        }
+    }
+
     pub(super) fn has_come(self, now: Time) -> bool {
         match self {
             Self::Steady(at) => at <= now.steady,
@@ -91,6 +99,8 @@ pub struct Item {
     pub(super) purged: bool,
     /// Whether it may have been leased when its queue was purged.
     pub(super) end_is_unsure: bool,
+    /// Earliest time at which it may have ended unseen, if it may have.
+    pub(super) may_have_ended_at: Option<u64>,
     /// The last hand-out of all, as (epoch, grant), when its worker was asked to stop it: it never starts after that.
     pub asked: Option<(u32, u64)>,
     /// The last hand-out of all, as above, when it was cancelled and nobody ran it: it never starts after that.
@@ -189,7 +199,10 @@ pub struct Stored {
     pub status: ValueStatus,
     /// Body of the value; `None`: anything that the broker says.
     pub body: Option<Bytes>,
+    /// Latest time at which it goes.
     pub until: Option<u64>,
+    /// Milliseconds by which it may go earlier: somebody may have been late to see what put it there.
+    pub late_ms: u64,
     pub tx: Option<u64>,
 }
 
@@ -314,6 +327,22 @@ impl Item {
         (was_unsure || matches!(self.state, State::Adrift { .. }))
             && self.asked.is_none()
             && self.crashes.1 >= self.message.max_deliveries
+    }
+
+    /// Notes whether it may have ended unseen, and from when on, if it may for the first time: since all looked at their clocks last.
+    pub(super) fn note_unseen_end(&mut self, looked: Time, now: Time) {
+        let may_have_ended =
+            self.ending().is_some() || self.may_be_dead() || self.may_have_died_unseen();
+        if !may_have_ended {
+            self.may_have_ended_at = None;
+            return;
+        }
+        let expires_at = match self.expires.filter(|_| !self.purged) {
+            Some(expires) if self.ending().is_some() => expires.on_the_steady_clock(now),
+            _ => 0,
+        };
+        let at = expires_at.clamp(looked.steady, now.steady);
+        self.may_have_ended_at.get_or_insert(at);
     }
 
     /// Whether it would have failed if it had been ready since, with nobody seeing who it was given to.

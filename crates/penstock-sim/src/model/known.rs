@@ -82,9 +82,9 @@ impl Model {
     }
 
     pub fn may_be_over(&self, stored: &Stored) -> bool {
-        stored
-            .until
-            .is_some_and(|until| self.clock_is_doubtful || until <= self.now.steady)
+        stored.until.is_some_and(|until| {
+            self.clock_is_doubtful || until - stored.late_ms <= self.now.steady
+        })
     }
 
     /// Evaluates a job that has succeeded: what it makes of the values of those before it, each of which is evaluated the same

@@ -2,9 +2,9 @@
 
 use bytes::Bytes;
 use penstock_message::{
-    DEFAULT_PRIORITY, Delivery, Failure, GivenValue, GivenValues, Hold, IdSource, InputShape,
-    Inputs, JoinPolicy, Key, Lease, Member, Message, MessageId, Op, Receipt, SessionId, Target, Tx,
-    Value, ValueStatus,
+    DEFAULT_PRIORITY, Delivery, Failure, Filter, GivenValue, GivenValues, Hold, IdSource,
+    InputShape, Inputs, JoinPolicy, Key, Lease, Member, Message, MessageId, Op, Receipt, Running,
+    SessionId, Target, Tx, Value, ValueStatus,
 };
 
 use super::Model;
@@ -279,4 +279,90 @@ fn a_group_may_have_gone_on_without_what_was_retried_within_another() {
     again.lease.grant = 2;
     runs(&mut model, 5, &again, ack);
     assert_eq!(model.evaluated(body.id), None);
+}
+
+/// Seed 12515 of a soak: a run so busy that it was never quiet. What was purged early in it had ended, and its result was gone,
+/// when the model first knew.
+#[test]
+fn the_result_of_an_end_that_was_seen_late_may_be_over_earlier() {
+    let mut model = Model::default();
+    model.advance(time(0));
+    let mut early = message(3);
+    early.result_ttl_ms = Some(1_000);
+    decided(&mut model, 1, publish(&early));
+    model.advance(time(100));
+    let queue = "default".to_string();
+    decided(&mut model, 2, Op::Purge { queue });
+    model.advance(time(60_000));
+    model.quiet(false);
+    let key = Key::Result(early.id);
+    let stored = model.value(&key).expect("it may be there").clone();
+    assert_eq!(stored.status, ValueStatus::Cancelled);
+    // The purge was decided at 100.
+    let may_be_over = |model: &mut Model, ms| {
+        model.advance(time(ms));
+        model.may_be_over(&stored)
+    };
+    assert!(may_be_over(&mut model, 60_000));
+    assert_eq!(stored.until, Some(BEGINNING_MS + 61_000));
+    assert_eq!(stored.late_ms, 59_900);
+}
+
+/// Seed 62593 of a soak: all jobs of a workflow were cancelled while a failed group blocked one, and then its member was
+/// retried. The broker came to that job when it waited again.
+#[test]
+fn a_blocked_job_that_is_cancelled_with_many_may_be_retried_before() {
+    let mut model = Model::default();
+    model.advance(time(0));
+    let join = MessageId::new_join(IdSource {
+        unix_ms: BEGINNING_MS,
+        random: [1; 10],
+    });
+    let mut body = message(3);
+    body.task = "shop.merge".to_string();
+    body.result_ttl_ms = Some(MONTH_MS);
+    let mut member = message(3);
+    member.id = MessageId::member(join, 0);
+    member.extras.get_or_insert_default().member = Some(Member { join, index: 0 });
+    let hold = Op::Hold(Hold {
+        join,
+        count: 1,
+        messages: vec![("default".to_string(), body.clone())],
+        ..Hold::default()
+    });
+    decided_for(PRODUCER, &mut model, 1, vec![hold, publish(&member)]);
+    let fails = |lease| Op::Fail {
+        lease,
+        value: None,
+        note: Bytes::new(),
+        failure: Failure::default(),
+        cost_us: 0,
+    };
+    runs(&mut model, 2, &delivery(member.clone()), fails);
+    model.advance(time(1_000));
+    model.quiet(false);
+    let cancel = |model: &mut Model| {
+        let filter = Filter {
+            task: Some(body.task.clone()),
+            ..Filter::default()
+        };
+        let verdict = model.cancel_many(&filter, Running::Leave, Some(1));
+        verdict.expect("it has a number");
+    };
+    let retry = || Op::RetryFailed {
+        target: Target::Job(member.id),
+        queue: None,
+    };
+    let key = Key::Result(body.id);
+    let may_be_cancelled = |model: &Model| model.may_be_cancelled(&key, ValueStatus::Cancelled);
+    // Once all is quiet, it has ended as it was told.
+    let mut quiet = model.clone();
+    cancel(&mut quiet);
+    assert!(!may_be_cancelled(&quiet));
+    quiet.quiet(false);
+    decided(&mut quiet, 3, retry());
+    assert!(!may_be_cancelled(&quiet));
+    cancel(&mut model);
+    decided(&mut model, 3, retry());
+    assert!(may_be_cancelled(&model));
 }
