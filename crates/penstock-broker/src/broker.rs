@@ -201,6 +201,7 @@ impl Broker {
             Input::Report { conn, report } => {
                 self.note_report(conn, report);
             }
+            Input::Progress { conn, progress } => self.note_progress(conn, progress),
             Input::Reply { conn, ask, reply } => self.reply(conn, ask, reply),
         }
         self.watch_unserved();
@@ -639,6 +640,7 @@ impl Broker {
             Query::Operation(operation) => Answer::Operation(self.operation_status(*operation)),
             Query::Workflows(query) => Answer::Workflows(self.workflows_page(query)),
             Query::Schedules(query) => Answer::Schedules(self.schedules_page(query)),
+            Query::Progress(job) => Answer::Progress(self.state.progress_of(job)),
             Query::Ask(ask) => return self.ask(conn, id, ask),
             Query::Unnamed => Answer::Refused(
                 "this broker is older than its client and does not know the question: upgrade the broker"

@@ -225,7 +225,11 @@ fn every_table_that_clients_choose_keys_of_has_the_seed_of_the_broker() {
         .into_iter()
         .chain(state.keys.hashing())
         .chain(state.joins.hashing())
-        .chain([state.workflows.hashing(), state.schedules.hashing()]);
+        .chain([
+            state.workflows.hashing(),
+            state.schedules.hashing(),
+            state.progress.hashing(),
+        ]);
         for (place, hashing) in tables.enumerate() {
             assert_eq!(hashing, SeededState::new(hash_seed), "table {place}");
         }

@@ -2,8 +2,8 @@
 
 use bytes::Bytes;
 use penstock_message::{
-    Ask, CancelOrder, Consume, Delivery, Durability, Key, KeyState, Lease, MessageId, Receipt,
-    RefusedWait, SessionId, Space, Tx, WallMs, WorkerReport,
+    Ask, CancelOrder, Consume, Delivery, Durability, Key, KeyState, Lease, MessageId, Progress,
+    Receipt, RefusedWait, SessionId, Space, Tx, WallMs, WorkerReport,
 };
 
 // What travels between a client and the core stands with the nouns.
@@ -149,6 +149,11 @@ pub enum Input {
     Report {
         conn: ConnId,
         report: WorkerReport,
+    },
+    /// Progress of a job that the client runs. Not journaled; that of an ended lease is dropped.
+    Progress {
+        conn: ConnId,
+        progress: Progress,
     },
     /// A worker's reply to a question, by the number that `Asks` gave it.
     Reply {

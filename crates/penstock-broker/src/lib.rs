@@ -55,6 +55,7 @@ mod names;
 mod near;
 mod numbers;
 mod options;
+mod progress;
 mod queue;
 mod queues;
 mod readiness;

@@ -24,6 +24,7 @@ use crate::keys::Keys;
 use crate::ledger::{Entity, Ledger};
 use crate::messages::{BodyAt, Handle, LeaseState, Messages, State as MessagePlace};
 use crate::names::{Name, Names};
+use crate::progress::JobsProgress;
 use crate::queue::Service;
 use crate::queues::{Forgettable, Queues};
 use crate::records::{Change, Failing, Grant, Mark, MessageHead, Place};
@@ -47,6 +48,7 @@ pub(crate) struct State {
     pub(crate) waits: Waits,
     pub(crate) workflows: Workflows,
     pub(crate) schedules: Schedules,
+    pub(crate) progress: JobsProgress,
     pub(crate) sessions: Sessions,
     pub(crate) timers: Timers,
     pub(crate) ledger: Ledger,
@@ -120,6 +122,7 @@ impl State {
             waits: Waits::new(hashing),
             workflows: Workflows::new(hashing),
             schedules: Schedules::new(hashing),
+            progress: JobsProgress::new(hashing),
             sessions: Sessions::new(hashing),
             timers: Timers::default(),
             ledger: Ledger::default(),

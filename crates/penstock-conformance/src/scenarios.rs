@@ -19,7 +19,7 @@ use penstock_message::{
 };
 
 use crate::words::*;
-use crate::{Ability, Bench, Scenario};
+use crate::{Ability, Bench, Client, Scenario};
 
 /// Smallest unit of an engine's time. One that has begun counts.
 const ENGINE_TICK: Duration = Duration::from_millis(1);
@@ -104,6 +104,7 @@ scenarios! { $
     a_clock_that_is_moved_makes_delayed_jobs_due { shows [MovableClock] needs [Delays] }
     a_countdown_does_not_follow_the_clock_on_the_wall { shows [SteadyClock] needs [Delays, OsDurability] by SetWallClock }
     the_status_counts_jobs_and_workers { shows [] needs [Delays] }
+    the_progress_of_a_running_job_is_told { shows [Progress] needs [] }
     a_worker_is_asked_and_replies { shows [Asks] needs [] }
     a_job_can_be_looked_at { shows [Inspection] needs [Delays] }
     what_a_driver_declares_is_true { shows [] needs [] }
@@ -1312,6 +1313,27 @@ fn the_status_counts_jobs_and_workers(bench: &Bench<'_>) {
     assert_eq!(status.workers[0].state, WorkerState::Paused);
     let clients = u32::from(bench.several_clients());
     assert_eq!((status.clients, status.workers.len()), (clients, 1));
+}
+
+fn the_progress_of_a_running_job_is_told(bench: &Bench<'_>) {
+    let worker = bench.client().worker("work", 1);
+    worker.client.commit(vec![publish(message(1))]);
+    let job = worker.take_one();
+    let told = |client: &Client| client.ask(Query::Progress(id(1)));
+    assert_eq!(told(&worker.client), Answer::Progress(None));
+    for body in ["one", "two"] {
+        let progress = penstock_message::Progress {
+            lease: job.lease,
+            body: body.into(),
+        };
+        worker.client.driver.progress(progress);
+    }
+    let two = Answer::Progress(Some("two".into()));
+    assert_eq!(told(&worker.client), two);
+    worker.settle(&job, vec![ack(&job)]);
+    // The last one stays for a moment.
+    assert_eq!(told(&worker.client), two);
+    assert_eq!(told(&bench.client()), two);
 }
 
 fn a_worker_is_asked_and_replies(bench: &Bench<'_>) {

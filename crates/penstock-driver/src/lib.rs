@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use penstock_message::{
     Answer, Ask, CancelOrder, Capabilities, Consume, Delivery, Durability, Key, KeyState, Lease,
-    MessageId, Notice, Query, Receipt, RefusedWait, Tx, WorkerReport,
+    MessageId, Notice, Progress, Query, Receipt, RefusedWait, Tx, WorkerReport,
 };
 
 pub use address::{Address, DEFAULT_PORT};
@@ -97,6 +97,10 @@ pub trait Driver: Send + Sync {
 
     /// Reports a worker's own figures and state, for `status`, and whether its sinks take questions.
     fn report(&self, report: WorkerReport);
+
+    /// Tells the progress of a job whose delivery came to a sink. Only the latest of each is sent, before a settlement that
+    /// follows it; an engine that keeps none drops it.
+    fn progress(&self, _progress: Progress) {}
 
     /// Replies to a question that a sink was asked. Without effect once the connection that it came on is gone: the
     /// asker has been told.

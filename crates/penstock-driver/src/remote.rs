@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use bytes::{Buf, Bytes, BytesMut};
 use penstock_message::{
-    Answer, Capabilities, Consume, Durability, Feature, Key, Lease, MessageId, Notice, Query,
-    Receipt, SessionId, Tx, WorkerReport,
+    Answer, Capabilities, Consume, Durability, Feature, Key, Lease, MessageId, Notice, Progress,
+    Query, Receipt, SessionId, Tx, WorkerReport,
 };
 use penstock_wire::{Decoder, MAX_FRAME_BYTES, Versions, proto};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -336,6 +336,10 @@ impl Driver for Remote {
 
     fn report(&self, report: WorkerReport) {
         let _ = self.with_session(|session| session.report(report));
+    }
+
+    fn progress(&self, progress: Progress) {
+        let _ = self.with_session(|session| session.progress(progress));
     }
 
     fn reply(&self, ask: u64, reply: Bytes) {

@@ -12,15 +12,15 @@
 //! dropped from `waiting`. In the window its number cannot be dropped, for numbers have no gaps, but
 //! should it have to be sent again it is sent empty: its caller was told that it has ended.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use penstock_message::{
     Answer, Applied, Ask, CancelOrder, Capabilities, Consume, Delivery, Durability, Features, Key,
-    KeyState, Lease, MessageId, Notice, Query, Receipt, RefusedWait, SeededMap, SeededSet,
-    SeededState, SessionId, WorkerReport,
+    KeyState, Lease, MessageId, Notice, Progress, Query, Receipt, RefusedWait, SeededMap,
+    SeededSet, SeededState, SessionId, WorkerReport,
 };
 use penstock_wire::{
     HELLO_LEASES, MAX_FRAME_BYTES, Versions, WireError, convert, encode_frame, proto,
@@ -234,6 +234,7 @@ pub struct Session {
     /// Questions that came on this connection, and have no reply.
     asks: BTreeSet<u64>,
     unsent_replies: VecDeque<proto::Reply>,
+    unsent_progress: BTreeMap<Lease, Bytes>,
     notices: VecDeque<Notice>,
     events: VecDeque<Event>,
 }
@@ -276,6 +277,7 @@ impl Session {
             report_changed: false,
             asks: BTreeSet::new(),
             unsent_replies: VecDeque::new(),
+            unsent_progress: BTreeMap::new(),
             notices: VecDeque::new(),
             events: VecDeque::new(),
         }
@@ -439,6 +441,13 @@ impl Session {
         let report = Some(report.into());
         self.report_changed |= self.report != report;
         self.report = report;
+    }
+
+    /// Tells the progress of a job; only the latest of each is sent.
+    pub fn progress(&mut self, progress: Progress) {
+        if self.link != Link::Up || self.capabilities.progress {
+            self.unsent_progress.insert(progress.lease, progress.body);
+        }
     }
 
     /// Replies to a question, unless its connection is gone.
@@ -708,6 +717,8 @@ impl Session {
     /// Makes frames of the waiting calls, and returns the bytes to write. Call again once they are written.
     pub fn take_out(&mut self, now: Instant) -> BytesMut {
         if self.link == Link::Up {
+            // Before the commits, one of which may settle the job.
+            self.write_progress();
             // Commits go first: a key may belong to a message that is published in the same breath.
             self.write_commits();
             self.write_requests();

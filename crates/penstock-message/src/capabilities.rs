@@ -577,6 +577,7 @@ impl Features {
             Query::Workflows(_) => needs.with(Feature::Workflows),
             Query::Schedules(_) => needs.with(Feature::Schedules),
             Query::SetClock { .. } => needs.with(Feature::MovableClock),
+            Query::Progress(_) => needs.with(Feature::Progress),
             Query::Ask(_) => needs.with(Feature::Asks),
             Query::Status(_) | Query::Operation(_) | Query::Unnamed | Query::Stop => needs,
         }

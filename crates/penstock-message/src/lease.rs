@@ -30,6 +30,18 @@ pub struct Delivery {
     pub deadline: Option<WallMs>,
 }
 
+/// Progress of a running job, as its code tells it. The broker does not read it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Progress {
+    pub lease: Lease,
+    /// At most [`Progress::CAP_BYTES`].
+    pub body: Bytes,
+}
+
+impl Progress {
+    pub const CAP_BYTES: usize = 4096;
+}
+
 /// Order to a worker to stop a job that it holds, and to hand it back. The broker then ends the job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CancelOrder {

@@ -27,7 +27,7 @@ pub use consumer::{Consume, Tasks};
 pub use given::{GivenValue, GivenValues, NotGiven, UPSTREAM_IDS, gathered, read_gathered};
 pub use hashing::{SeededHasher, SeededMap, SeededSet, SeededState};
 pub use id::{IdSource, JOIN_CAP, MessageId, SessionId};
-pub use lease::{CancelOrder, Delivery, Lease, ReleaseReason};
+pub use lease::{CancelOrder, Delivery, Lease, Progress, ReleaseReason};
 pub use limits::{Overflow, QueueLimits, Space};
 pub use message::{
     DEFAULT_PRIORITY, Extras, HIGHEST_PRIORITY, InputShape, Inputs, Later, Member, Message,

@@ -21,6 +21,8 @@ pub enum Query {
     /// A page of workflows, or one of them with the states of its steps.
     Workflows(WorkflowsQuery),
     Schedules(SchedulesQuery),
+    /// Latest progress of a job.
+    Progress(MessageId),
     /// A question to a worker, which the broker passes on.
     Ask(AskQuery),
     /// A query of a newer protocol: answered as refused.
@@ -46,6 +48,8 @@ pub enum Answer {
     Operation(Option<OperationStatus>),
     Workflows(WorkflowsPage),
     Schedules(SchedulesPage),
+    /// `None`: the job has told none, or the broker no longer has it.
+    Progress(Option<Bytes>),
     /// The reply of a worker, or why there is none.
     Asked(Result<Bytes, NoReply>),
     /// The broker stops now, in order.

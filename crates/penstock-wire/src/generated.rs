@@ -22,6 +22,9 @@ pub struct ToBroker {
     pub goodbye: bool,
     #[prost(message, repeated, tag = "9")]
     pub replies: ::prost::alloc::vec::Vec<Reply>,
+    /// Handled before the commits of its frame, one of which may end the job.
+    #[prost(message, repeated, tag = "10")]
+    pub progress: ::prost::alloc::vec::Vec<Progress>,
     #[prost(message, repeated, tag = "12")]
     pub consumers: ::prost::alloc::vec::Vec<Consumer>,
 }
@@ -1490,7 +1493,7 @@ pub mod key_value {
 pub struct Query {
     #[prost(uint64, tag = "1")]
     pub id: u64,
-    #[prost(oneof = "query::Query", tags = "3, 4, 5, 6, 7, 8, 9, 10, 12")]
+    #[prost(oneof = "query::Query", tags = "3, 4, 5, 6, 7, 8, 9, 10, 12, 13")]
     pub query: ::core::option::Option<query::Query>,
 }
 /// Nested message and enum types in `Query`.
@@ -1517,7 +1520,25 @@ pub mod query {
         /// a double for tests only
         #[prost(message, tag = "12")]
         SetClock(super::SetClock),
+        /// of the job of this id
+        #[prost(bytes, tag = "13")]
+        Progress(::prost::bytes::Bytes),
     }
+}
+/// Progress of a running job. The broker keeps the latest, in memory.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Progress {
+    #[prost(message, optional, tag = "1")]
+    pub lease: ::core::option::Option<Lease>,
+    /// up to 4 KiB: JSON, \[done, total or null, message\]
+    #[prost(bytes = "bytes", tag = "2")]
+    pub body: ::prost::bytes::Bytes,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ProgressAnswer {
+    /// left out: there is none
+    #[prost(bytes = "bytes", optional, tag = "1")]
+    pub body: ::core::option::Option<::prost::bytes::Bytes>,
 }
 /// A question to a worker, which the broker passes on. The asker sends it again after a reconnect, so a worker may
 /// receive it twice.
@@ -1717,7 +1738,10 @@ pub struct SchedulesQuery {
 pub struct Answer {
     #[prost(uint64, tag = "1")]
     pub id: u64,
-    #[prost(oneof = "answer::Answer", tags = "3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 14, 15")]
+    #[prost(
+        oneof = "answer::Answer",
+        tags = "3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 14, 15, 16"
+    )]
     pub answer: ::core::option::Option<answer::Answer>,
 }
 /// Nested message and enum types in `Answer`.
@@ -1750,6 +1774,8 @@ pub mod answer {
         /// the time by the broker's clock, after set_clock
         #[prost(uint64, tag = "15")]
         ClockMs(u64),
+        #[prost(message, tag = "16")]
+        Progress(super::ProgressAnswer),
     }
 }
 /// Near 1 MiB at most, whatever names there are.
@@ -2768,6 +2794,7 @@ pub(crate) mod shapes {
         (5, Field::Many(&QUERY, size_of::<super::Query>())),
         (6, Field::One(&REPORT)),
         (9, Field::Many(&REPLY, size_of::<super::Reply>())),
+        (10, Field::Many(&PROGRESS, size_of::<super::Progress>())),
         (12, Field::Many(&CONSUMER, size_of::<super::Consumer>())),
     ]);
     pub(crate) const CONSUMER: Shape = Shape::new(&[
@@ -2782,6 +2809,10 @@ pub(crate) mod shapes {
         (1, Field::Many(&CONSUMER_TASKS_TASK, size_of::<super::consumer::tasks::Task>())),
     ]);
     pub(crate) const CONSUMER_TASKS_TASK: Shape = Shape::new(&[]);
+    pub(crate) const PROGRESS: Shape = Shape::new(&[
+        (1, Field::One(&LEASE)),
+    ]);
+    pub(crate) const LEASE: Shape = Shape::new(&[]);
     pub(crate) const REPLY: Shape = Shape::new(&[]);
     pub(crate) const REPORT: Shape = Shape::new(&[]);
     pub(crate) const QUERY: Shape = Shape::new(&[
@@ -2885,7 +2916,6 @@ pub(crate) mod shapes {
         (4, Field::One(&FAILURE)),
     ]);
     pub(crate) const FAILURE: Shape = Shape::new(&[]);
-    pub(crate) const LEASE: Shape = Shape::new(&[]);
     pub(crate) const CANCEL: Shape = Shape::new(&[
         (1, Field::One(&TARGET)),
     ]);
@@ -2943,6 +2973,7 @@ pub(crate) mod shapes {
         size_of::<super::Lease>(),
         size_of::<super::Member>(),
         size_of::<super::Op>(),
+        size_of::<super::Progress>(),
         size_of::<super::Query>(),
         size_of::<super::Reply>(),
         size_of::<super::Tx>(),

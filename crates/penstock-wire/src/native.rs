@@ -37,6 +37,7 @@ static ON_DISK: LazyLock<Capabilities> = LazyLock::new(|| {
     on_disk.steady_clock = true;
     on_disk.workflows = true;
     on_disk.schedules = true;
+    on_disk.progress = true;
     on_disk.asks = true;
     on_disk
 });

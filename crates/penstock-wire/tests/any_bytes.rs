@@ -485,6 +485,7 @@ fn any_query() -> impl Strategy<Value = Query> {
             })
         ),
         any_id().prop_map(Query::Message),
+        any_id().prop_map(Query::Progress),
         (any_filter(), any::<u64>(), any::<u32>(), any::<bool>()).prop_map(
             |(filter, after, limit, newest_first)| {
                 Query::Failed(FailedQuery {
@@ -668,6 +669,7 @@ fn any_answer() -> impl Strategy<Value = Answer> {
             }),
         (vec(any_schedule_info(), 0..3), option(any_schedule_name()))
             .prop_map(|(schedules, next)| Answer::Schedules(SchedulesPage { schedules, next })),
+        option(any_bytes()).prop_map(Answer::Progress),
         Just(Answer::Stopping),
         any_bytes().prop_map(|reply| Answer::Asked(Ok(reply))),
         any_no_reply().prop_map(|why| Answer::Asked(Err(why))),

@@ -235,6 +235,8 @@ impl State {
             }
             MessagePlace::Held(_) => self.count_held(slot, Adjust::Subtract),
             MessagePlace::Leased(lease) => {
+                self.progress
+                    .lease_ended(lease.grant.number, &self.messages[slot].id);
                 if self.joins.has_unsealed() {
                     let ended = lease.grant.number;
                     self.joins.abandon(|growth| growth.grant == ended);

@@ -11,6 +11,7 @@ mod keys;
 mod leases;
 mod limits;
 mod order;
+mod progress;
 mod queues;
 mod relay;
 mod replaced;

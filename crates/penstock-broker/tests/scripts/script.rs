@@ -23,9 +23,9 @@ use penstock_broker::{
 use penstock_message::{
     AskQuery, Condition, Consume, Durability, FailedQuery, Failure, GivenValues, HeaderPatch, Hold,
     InputShape, Inputs, JoinPolicy, Key, Later, Lease, Member, Message, MessageId, Op, Open,
-    Others, Overflow, QueueLimits, ReleaseReason, Running, ScheduleStep, SchedulesQuery, SessionId,
-    Space, StatusQuery, Tasks, Tx, Unsealed, Value, ValueStatus, WorkerReport, WorkerState,
-    WorkflowState, WorkflowsQuery, place_of_heir,
+    Others, Overflow, Progress, QueueLimits, ReleaseReason, Running, ScheduleStep, SchedulesQuery,
+    SessionId, Space, StatusQuery, Tasks, Tx, Unsealed, Value, ValueStatus, WorkerReport,
+    WorkerState, WorkflowState, WorkflowsQuery, place_of_heir,
 };
 
 mod words;
@@ -395,6 +395,16 @@ impl World {
                 let (ask, reply) = (number(ask), words(reply));
                 self.input(Input::Reply { conn, ask, reply });
             }
+            // `progress m0 fetching`, of a job that anybody has; `told m0` asks for it.
+            ["progress", message, body] => {
+                let conn = self.conn(name);
+                let progress = Progress {
+                    lease: self.lease(message),
+                    body: words(body),
+                };
+                self.input(Input::Progress { conn, progress });
+            }
+            ["told", message] => self.query(name, Query::Progress(message_id(message))),
             ["status"] => self.query(name, Query::Status(StatusQuery::default())),
             ["failed", ref arguments @ ..] => {
                 let options = Options::new(arguments);

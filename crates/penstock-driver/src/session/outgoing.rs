@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use penstock_message::{Feature, Features, Key, MessageId, NotOffered, Query, Receipt, Refusal};
+use penstock_message::{
+    Feature, Features, Key, MessageId, NotOffered, Progress, Query, Receipt, Refusal,
+};
 use penstock_wire::{Later, MAX_TRANSACTION_BYTES, Within, encode_frame, proto};
 use prost::Message as _;
 
@@ -157,6 +159,21 @@ impl Session {
         // The broker was never asked for these.
         self.unsent_unwatched
             .retain(|key| lacking(std::slice::from_ref(key)).is_none());
+    }
+
+    pub(super) fn write_progress(&mut self) {
+        let offered = self.capabilities.progress;
+        while let Some((lease, body)) = self.unsent_progress.pop_first() {
+            if offered {
+                // A broker that is behind is told in frames that it can take one by one.
+                let progress = vec![Progress { lease, body }.into()];
+                let frame = proto::ToBroker {
+                    progress,
+                    ..proto::ToBroker::default()
+                };
+                encode_frame(&frame, &mut self.out);
+            }
+        }
     }
 
     pub(super) fn write_requests(&mut self) {

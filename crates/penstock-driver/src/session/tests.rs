@@ -295,6 +295,10 @@ impl Bench {
         if let Some(report) = frame.report {
             said.push(format!("report {}/{}", report.busy, report.slots));
         }
+        for progress in frame.progress {
+            let text = String::from_utf8_lossy(&progress.body);
+            said.push(format!("progress {text}"));
+        }
         for reply in frame.replies {
             let text = String::from_utf8_lossy(&reply.reply);
             said.push(format!("reply {} {text}", reply.id));
@@ -842,6 +846,43 @@ fn a_question_is_answered_once_and_on_the_connection_that_it_came_on() {
     bench.connect(0);
     bench.sent();
     assert_eq!(reply(&mut bench, 5, b"here"), "");
+}
+
+#[test]
+fn only_the_latest_progress_is_sent_and_before_what_settles_its_job() {
+    let lease = |grant| Lease {
+        message: MessageId([7; 16]),
+        epoch: 1,
+        grant,
+    };
+    let tell = |bench: &mut Bench, grant, text: &'static str| {
+        let body = Bytes::from_static(text.as_bytes());
+        bench.session.progress(Progress {
+            lease: lease(grant),
+            body,
+        });
+    };
+    let mut bench = Bench::new();
+    bench.connect(0);
+    bench.sent();
+    bench.commit("ack", None);
+    tell(&mut bench, 1, "one");
+    tell(&mut bench, 2, "other");
+    tell(&mut bench, 1, "two");
+    let sent = bench.sent();
+    assert!(
+        sent.starts_with("progress two; progress other; "),
+        "{sent}: the broker drops that of a job which has ended"
+    );
+    assert_eq!(bench.sent(), "", "it is sent once");
+    // A broker that keeps none is sent none.
+    let mut capabilities = native::on_disk().clone();
+    capabilities.progress = false;
+    let mut bench = Bench::new();
+    bench.connect_to(&capabilities);
+    bench.sent();
+    tell(&mut bench, 1, "one");
+    assert_eq!(bench.sent(), "");
 }
 
 #[test]

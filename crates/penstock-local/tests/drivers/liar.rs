@@ -9,8 +9,8 @@ use penstock_driver::{DeliverySink, Done, Driver, DriverError, LeadToken, ValueS
 use penstock_message::{
     Answer, Applied, Ask, CancelOrder, Capabilities, Consume, DEFAULT_PRIORITY, Delivery, Due,
     Durability, Feature, HeaderPatch, Key, KeyState, Lease, MessageState, NoReply, Notice, Op,
-    Query, Receipt, Refusal, ReleaseReason, Running, Target, Tasks, Tx, Value, ValueStatus,
-    WorkerReport,
+    Progress, Query, Receipt, Refusal, ReleaseReason, Running, Target, Tasks, Tx, Value,
+    ValueStatus, WorkerReport,
 };
 
 use crate::support::*;
@@ -422,6 +422,12 @@ impl Driver for Lying {
 
     fn report(&self, report: WorkerReport) {
         self.inner.report(report);
+    }
+
+    fn progress(&self, progress: Progress) {
+        if self.lie != Feature::Progress {
+            self.inner.progress(progress);
+        }
     }
 
     fn reply(&self, ask: u64, reply: Bytes) {

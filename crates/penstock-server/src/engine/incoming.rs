@@ -37,6 +37,10 @@ impl Engine {
         if !self.connections[&conn].is_open() {
             return Ok(());
         }
+        for progress in frame.progress {
+            let progress = progress.try_into()?;
+            self.input(Input::Progress { conn, progress });
+        }
         for commit in frame.commits {
             self.commit(conn, commit)?;
         }

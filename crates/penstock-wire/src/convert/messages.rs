@@ -2,7 +2,8 @@
 
 use bytes::Bytes;
 use penstock_message::{
-    CancelOrder, Delivery, Due, Extras, InputShape, Inputs, Lease, Member, Message, Retries, When,
+    CancelOrder, Delivery, Due, Extras, InputShape, Inputs, Lease, Member, Message, Progress,
+    Retries, When,
 };
 
 use super::{FromNumber, id_bytes, message_id, optional_id, small, wanted};
@@ -26,6 +27,26 @@ impl TryFrom<proto::Lease> for Lease {
             message: message_id(&wire.message)?,
             epoch: wire.epoch,
             grant: wire.grant,
+        })
+    }
+}
+
+impl From<Progress> for proto::Progress {
+    fn from(progress: Progress) -> Self {
+        Self {
+            lease: Some(progress.lease.into()),
+            body: progress.body,
+        }
+    }
+}
+
+impl TryFrom<proto::Progress> for Progress {
+    type Error = WireError;
+
+    fn try_from(wire: proto::Progress) -> Result<Self, WireError> {
+        Ok(Self {
+            lease: lease(wire.lease)?,
+            body: wire.body,
         })
     }
 }

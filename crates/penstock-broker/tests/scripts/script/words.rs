@@ -390,6 +390,8 @@ pub(super) fn describe_answer(answer: &Answer) -> String {
             let schedules = schedules.map(|schedule| format!(" {}", describe_schedule(schedule)));
             format!("schedules{}", schedules.collect::<String>())
         }
+        Answer::Progress(None) => "told nothing".to_owned(),
+        Answer::Progress(Some(body)) => format!("told {}", String::from_utf8_lossy(body)),
         Answer::Asked(Ok(reply)) => format!("hears {}", String::from_utf8_lossy(reply)),
         Answer::Asked(Err(why)) => format!("hears nothing: {why:?}"),
         Answer::Operation(None) => "operation unknown".to_owned(),

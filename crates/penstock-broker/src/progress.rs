@@ -1,0 +1,116 @@
+//! Progress of running jobs: the latest of each, as its code tells it. In memory only, so a restart of the broker forgets it.
+//!
+//! Stands beside the jobs, so that one which tells none pays nothing. That of a run begins anew with each lease. The last of the
+//! jobs that have ended is kept for a while, for those who look a moment later.
+
+use std::collections::VecDeque;
+
+use bytes::Bytes;
+use penstock_message::{MessageId, Progress, SeededMap, SeededState};
+
+use crate::state::State;
+use crate::{Broker, ConnId};
+
+/// Number of ended jobs whose last progress is kept.
+const ENDED_KEPT: usize = 1000;
+/// Most bytes of the progress of all running jobs. Beyond that, that of others is dropped.
+const ALL_CAP_BYTES: usize = 64 << 20;
+
+#[derive(Debug)]
+pub(crate) struct JobsProgress {
+    /// By the numbers of their grants.
+    running: SeededMap<u64, Bytes>,
+    bytes: usize,
+    ended: SeededMap<MessageId, (u64, Bytes)>,
+    /// Those, the oldest first; some may be gone.
+    order: VecDeque<(u64, MessageId)>,
+    ends: u64,
+}
+
+impl JobsProgress {
+    pub(crate) fn new(hashing: SeededState) -> Self {
+        Self {
+            running: SeededMap::with_hasher(hashing),
+            bytes: 0,
+            ended: SeededMap::with_hasher(hashing),
+            order: VecDeque::new(),
+            ends: 0,
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn hashing(&self) -> SeededState {
+        *self.ended.hasher()
+    }
+
+    fn note(&mut self, grant: u64, body: Bytes) {
+        let known = self.running.get(&grant).map_or(0, Bytes::len);
+        if body.len() > Progress::CAP_BYTES || self.bytes - known + body.len() > ALL_CAP_BYTES {
+            return;
+        }
+        self.bytes = self.bytes - known + body.len();
+        // A copy: the bytes are a slice of a frame, which may be large.
+        self.running.insert(grant, Bytes::copy_from_slice(&body));
+    }
+
+    /// The lease has ended, whatever becomes of its job.
+    #[inline]
+    pub(crate) fn lease_ended(&mut self, grant: u64, job: &MessageId) {
+        if !self.running.is_empty() || !self.ended.is_empty() {
+            self.end(grant, job);
+        }
+    }
+
+    fn end(&mut self, grant: u64, job: &MessageId) {
+        self.ended.remove(job);
+        let Some(body) = self.running.remove(&grant) else {
+            return;
+        };
+        self.bytes -= body.len();
+        self.ends += 1;
+        self.ended.insert(*job, (self.ends, body));
+        self.order.push_back((self.ends, *job));
+        while self.order.len() > ENDED_KEPT
+            && let Some((number, job)) = self.order.pop_front()
+        {
+            if self.ended.get(&job).is_some_and(|(at, _)| *at == number) {
+                self.ended.remove(&job);
+            }
+        }
+    }
+}
+
+impl State {
+    /// Returns the latest progress of a job that runs, or the last of one that has ended. A job that waits for another
+    /// attempt has none.
+    pub(crate) fn progress_of(&self, job: &MessageId) -> Option<Bytes> {
+        let messages = &self.messages;
+        let mut waits = false;
+        for slot in messages.copies(job) {
+            if let Some(lease) = messages.lease_state(slot) {
+                return self.progress.running.get(&lease.grant.number).cloned();
+            }
+            waits |= !messages[slot].is_failed();
+        }
+        let ended = self.progress.ended.get(job).filter(|_| !waits);
+        ended.map(|(_, body)| body.clone())
+    }
+}
+
+impl Broker {
+    pub(crate) fn note_progress(&mut self, conn: ConnId, progress: Progress) {
+        let Some(connection) = self.connections.get(&conn) else {
+            return;
+        };
+        let session = connection.session;
+        let Progress { lease, body } = progress;
+        let state = &mut self.state;
+        let Some(slot) = state.messages.find_lease(&lease) else {
+            return;
+        };
+        let held = state.messages.lease_state(slot);
+        if held.is_some_and(|held| held.session == session) {
+            state.progress.note(lease.grant, body);
+        }
+    }
+}
