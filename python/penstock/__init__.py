@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from penstock._jobs.interrupts import JobInterrupt, shield
     from penstock._jobs.job import Job
     from penstock._jobs.log_filter import JobLogFilter
+    from penstock._jobs.progress import Progress, ProgressUpdates
     from penstock._jobs.waits import AsCompleted, Waited, aresults, as_completed, async_wait, results, wait
     from penstock._tasks.app import App
     from penstock._tasks.middleware import Call, Middleware
@@ -116,6 +117,8 @@ __all__ = [
     "Job",
     "JobInfo",
     "JobState",
+    "Progress",
+    "ProgressUpdates",
     # Schedules
     "ScheduleInfo",
     "Schedules",
@@ -173,7 +176,7 @@ _HOMES = (
     "_tasks.app", "_tasks.task", "_tasks.shared", "_jobs.job", "_jobs.info", "_jobs.waits", "_jobs.current",
     "_tasks.retries", "_tasks.options", "_values.secrets", "_jobs.failed", "_tasks.middleware", "_jobs.log_filter",
     "_jobs.interrupts", "_flows.steps", "_flows.graph", "_flows.workflow", "_flows.results", "_flows.failure",
-    "_flows.status", "_tasks.schedules",
+    "_flows.status", "_tasks.schedules", "_jobs.progress",
     "errors", "_core",
 )  # fmt: skip
 

@@ -67,6 +67,7 @@ class Connection:
         self.publish_many = client.publish_many
         self.peek = client.peek
         self.message_info = client.message_info
+        self.progress = client.progress
         self.consumers = client.consumers
         self.failed = client.failed
         self.order_failed = client.order_failed
@@ -150,6 +151,10 @@ class Connection:
     def workflow_status(self, workflow: bytes, timeout_s: float) -> tuple[str, list[bytes]] | None:
         """Return a workflow with its steps as JSON, and the first jobs that have failed; None: it is not listed."""
         return self._client.workflow_status(workflow, timeout_s)
+
+    def may_end(self) -> bool:
+        """Whether anything may end a job that is waited for."""
+        return True
 
     def move_clock(self, forward_ms: int, timeout_s: float) -> int:
         """Move the clock of a broker in memory on, and return its time."""

@@ -242,6 +242,8 @@ class Client:
         """Return the details of a job that the broker still holds: task, queue, state ("ready", "delayed", "running",
         "held", "failed", "blocked", "cancelling", "parked"), enqueued_at_ms, started_at_ms, due_at_ms, failed_at_ms,
         attempt, crashes, generation, worker, notes (list of bytes), failure (text or None)."""
+    def progress(self, job_id: bytes, timeout_s: float) -> bytes | None:
+        """Return the latest progress of a job: JSON, [done, total or null, message]."""
     def consumers(self, queue: str, timeout_s: float) -> int:
         """Return the number of consumers of a queue: a worker has one for each kind of slot."""
     def broker(self) -> str:
@@ -355,6 +357,8 @@ class Consumer:
         Without ``wait``, None says that the broker has none that is ready; it must answer within the timeout. With it,
         None says that ``stop`` was called.
         """
+    def progress(self, job_id: bytes, done: float, total: float | None, message: str) -> bool:
+        """Tell the progress of a job that was taken. False: none such was, or it was settled."""
     def finish(
         self,
         job_id: bytes,
@@ -402,6 +406,8 @@ class ChildLink:
         """Take no more jobs: idle slots in line end, and the others when their jobs do."""
     def nudge(self) -> bool:
         """Interrupt the slot in line at the socket, after ``close``, by ``SIGURG``. False: there is none."""
+    def progress(self, job_id: bytes, done: float, total: float | None, message: str) -> bool:
+        """Tell the progress of a job that runs here, from any thread. False: it does not, or not any more."""
     def heed(self) -> bool:
         """Do what the supervisor asks for between two jobs. True: this process is to end when its running jobs have."""
     @property

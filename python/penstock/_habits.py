@@ -19,7 +19,7 @@ _TASK = {
     "send_with_options": "task.options(countdown=...).delay(...) does that",
     "signature": "it is task.s(...)",
     "subtask": "it is task.s(...)",
-    "update_state": "a job's progress is not offered yet",
+    "update_state": "current_job().progress(done, total, message) tells how far it has come",
 }
 
 _RESULT = {
@@ -40,7 +40,6 @@ _RESULT = {
     "successful": "info().state says how a job has ended",
     "then": "task.s(...).link(step) has a step run after it",
     "traceback": "info().errors has it for each attempt",
-    "wait": "it is result(timeout=...)",
 }
 
 _WORKFLOW = {

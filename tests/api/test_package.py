@@ -74,6 +74,7 @@ ASKS_NOBODY = {
     "Graph": {"add", "link", "link_error", "options"},
     # `count` and `index` are those of any sequence, and read through it as a loop does.
     "Results": {"count", "index"},
+    "Job": {"progress_updates"},
     "Workflow": {"as_completed"},
     "JobLogFilter": {"filter"},
     "penstock": {"as_completed", "chain", "chord", "chunks", "current_job", "graph", "group", "shared_task"},

@@ -21,6 +21,7 @@ from penstock import (
     JobState,
     Middleware,
     Partial,
+    Progress,
     Retry,
     Signature,
     Task,
@@ -221,6 +222,18 @@ async def main() -> None:
 # Inside a task
 assert_type(current_job(), CurrentJob | None)
 _ = current_job().id  # E: union-attr
+
+
+def tells_progress(job: CurrentJob, sent: Job[int]) -> None:
+    job.progress(3, 10, "fetching")
+    job.progress(0.5)
+    job.progress("half")  # E: arg-type
+    job.progress(3, 10, 7)  # E: arg-type
+    assert_type(sent.progress(), Progress | None)
+    for progress in sent.progress_updates(timeout=3):
+        assert_type(progress, Progress)
+        assert_type(progress.fraction, float | None)
+    assert_type(sent.wait(progress=True), JobState)
 
 
 # Passing tasks on

@@ -101,6 +101,8 @@ struct Known {
     ended: Option<Ended>,
     /// Size of its arguments, where it is known.
     body_bytes: Option<u64>,
+    /// As the job's code tells it: [done, total or null, message].
+    progress: Option<Value>,
 }
 
 impl Known {
@@ -123,11 +125,37 @@ impl Known {
             Some(held) => failed_bytes(&broker, held)?,
             None => None,
         };
+        let is_running = |held: &MessageInfo| {
+            use MessageState::{Cancelling, Parked, Running};
+            matches!(held.state, Running | Cancelling | Parked)
+        };
+        let progress = match held.as_ref().is_some_and(is_running) && ended.is_none() {
+            true => broker.progress(id),
+            false => None,
+        };
         Ok(Self {
             held,
             ended,
             body_bytes,
+            progress,
         })
+    }
+
+    fn progress_for_people(&self) -> Option<String> {
+        let progress = self.progress.as_ref()?;
+        let (done, total) = (&progress[0], &progress[1]);
+        let mut text = match (done.as_f64(), total.as_f64()) {
+            (Some(part), Some(all)) if all > 0.0 => {
+                format!("{done} of {total} ({:.0} %)", 100.0 * part / all)
+            }
+            _ => done.to_string(),
+        };
+        let message = progress[2].as_str().unwrap_or_default();
+        if !message.is_empty() {
+            text += ": ";
+            text += &printable(message);
+        }
+        Some(text)
     }
 
     fn state(&self) -> &'static str {
@@ -194,6 +222,11 @@ impl Known {
             "enqueued_at_ms": held.map(|held| held.enqueued_at),
             "due_at_ms": held.and_then(|held| held.due_at),
             "started_at_ms": held.and_then(|held| held.started_at),
+            "progress": self.progress.as_ref().map(|progress| json!({
+                "done": progress[0],
+                "total": progress[1],
+                "message": progress[2],
+            })),
             "finished_at_ms": self.finished_at(),
             "worker": held.and_then(|held| held.worker.as_deref()),
             "reason": self.reason(),
@@ -230,6 +263,7 @@ impl Known {
             line("due", due.map(|at| moment(now, at) + why));
             line("started", held.started_at.map(|at| moment(now, at)));
             line("worker", held.worker.as_deref().map(printable));
+            line("progress", self.progress_for_people());
         }
         line("finished", self.finished_at().map(|at| moment(now, at)));
         if let Some(held) = &self.held

@@ -162,6 +162,14 @@ impl Broker {
         }
     }
 
+    /// Asks for the progress of a running job; `None` also where the broker keeps none.
+    pub fn progress(&self, id: MessageId) -> Option<serde_json::Value> {
+        match self.ask(Query::Progress(id)) {
+            Ok(Answer::Progress(Some(body))) => serde_json::from_slice(&body).ok(),
+            _ => None,
+        }
+    }
+
     /// Asks for the present state of a key.
     pub fn peek(&self, key: Key) -> Result<KeyState, Failure> {
         let (told, answer) = channel();

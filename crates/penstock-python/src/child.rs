@@ -16,6 +16,7 @@ use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 
 use crate::loan::Loan;
 use crate::options::retries_to_python;
+use crate::progress::{Number, encode};
 
 /// Size above which a value goes over a socket that may have to be waited for.
 const MAY_WAIT_BYTES: usize = 32 * 1024;
@@ -297,6 +298,23 @@ impl ChildLink {
     /// Interrupt the slot in line at the socket, after `close`. False: there is none.
     fn nudge(&self) -> bool {
         self.link.nudge()
+    }
+
+    /// Tell the progress of a job that runs here, from any thread. False: it does not, or not any more.
+    #[pyo3(signature = (job_id, done, total, message))]
+    fn progress(
+        &self,
+        py: Python<'_>,
+        job_id: [u8; 16],
+        done: Number,
+        total: Option<Number>,
+        message: &str,
+    ) -> PyResult<bool> {
+        let body = encode(done, total, message)?;
+        if self.shared.abandoned.load(Ordering::Relaxed) {
+            return Ok(false);
+        }
+        Ok(py.detach(|| self.link.tell_progress(job_id, &body))?)
     }
 
     /// Do what the supervisor asks for between two jobs. True: this process is to end when the jobs that run have.

@@ -587,6 +587,19 @@ impl Client {
         }
     }
 
+    /// Returns the latest progress of a job: JSON, [done, total or null, message].
+    fn progress<'py>(
+        &self,
+        py: Python<'py>,
+        job_id: &[u8],
+        timeout_s: f64,
+    ) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        match self.ask(py, Query::Progress(job(job_id)?), timeout_s)? {
+            Answer::Progress(body) => Ok(body.map(|body| PyBytes::new(py, &body))),
+            other => Err(odd_answer(&other).into()),
+        }
+    }
+
     /// Sends what a worker says of a schedule when it starts, as `declare_schedule` has returned it.
     fn declare_schedule(&self, py: Python<'_>, declaration: &str, timeout_s: f64) -> PyResult<()> {
         let op = penstock_wire::op_of_hex(declaration)

@@ -8,7 +8,8 @@ use bytes::Bytes;
 use penstock_driver::DeliverySink;
 use penstock_jobs::Outcome;
 use penstock_message::{
-    Answer, Consume, Delivery, Extras, Failure as JobFailure, Query, StatusQuery, Tasks, Tx,
+    Answer, Consume, Delivery, Extras, Failure as JobFailure, Progress, Query, StatusQuery, Tasks,
+    Tx,
 };
 use penstock_worker::{Desk, Kind, Left, Look};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
@@ -19,6 +20,7 @@ use pyo3::types::{PyBytes, PyList, PyTuple};
 use crate::child::extras_to_python;
 use crate::client::{Client, confirmed, job, odd_answer, wait_for_end};
 use crate::errors::Failure;
+use crate::progress::{Number, encode};
 use crate::wait::{SLICE, deadline};
 
 /// Time that a broker with more jobs for this consumer may take to send them, before it is asked again.
@@ -156,6 +158,24 @@ impl Consumer {
         let tx = settled
             .ok_or_else(|| PyRuntimeError::new_err("no such job was taken, or it was settled"))?;
         self.settle(py, vec![tx], timeout_s)
+    }
+
+    /// Tells the progress of a job that was taken. False: none such was, or it was settled.
+    #[pyo3(signature = (job_id, done, total, message))]
+    fn progress(
+        &self,
+        job_id: &[u8],
+        done: Number,
+        total: Option<Number>,
+        message: &str,
+    ) -> PyResult<bool> {
+        let body = encode(done, total, message)?.into();
+        let Some(lease) = self.desk.lease(job(job_id)?) else {
+            return Ok(false);
+        };
+        let driver = self.client.get().driver()?;
+        driver.progress(Progress { lease, body });
+        Ok(true)
     }
 
     /// Returns the number of jobs for this consumer, as (ready, taken and not settled).

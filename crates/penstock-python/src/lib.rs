@@ -12,6 +12,7 @@ mod ids;
 mod loan;
 mod options;
 mod port;
+mod progress;
 mod schedules;
 mod values;
 mod wait;

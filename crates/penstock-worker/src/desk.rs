@@ -117,6 +117,12 @@ impl Desk {
         Some(settle(&head, outcome(cost_us)))
     }
 
+    /// The lease of a job that was taken and is not settled.
+    pub fn lease(&self, job: MessageId) -> Option<Lease> {
+        let state = self.lock();
+        state.running.get(&job).map(|(head, _)| head.lease)
+    }
+
     /// Ends every wait, now and later. Returns the transactions that give back what nobody took.
     pub fn stop(&self) -> Vec<Tx> {
         let mut state = self.lock();

@@ -57,6 +57,7 @@ mod page;
 mod plants;
 #[doc(hidden)]
 pub mod policy;
+mod progress;
 mod question;
 mod supervisor;
 mod systemd;
@@ -76,6 +77,7 @@ pub use output::flush_c_output;
 pub use packet::{FailureView, JobView, Kind, Retried};
 #[doc(hidden)]
 pub use packet::{decode_steps, encode_steps, job_bytes};
+pub use progress::{Count, encode_progress};
 pub use question::{Question, Reply, Sizes, Standing, state_name};
 pub use threads::limit_arenas;
 pub use zygote::end_with_parent;

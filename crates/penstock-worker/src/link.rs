@@ -9,6 +9,9 @@
 //!
 //! A job that waits for others is *parked*: its slot is lent to another, until its supervisor says that it may go on. Code of a
 //! job may wait in several threads or coroutines at once; the job is parked as long as it does in any.
+//!
+//! A job tells its progress as often as it likes. Of what it tells in a tenth of a second only the latest is passed on: by the
+//! call that comes first, by a thread that is there for the last, or with the job's end.
 
 use std::io::{self, IoSliceMut};
 use std::mem::{MaybeUninit, replace, take};
@@ -25,8 +28,8 @@ use crate::fault;
 use crate::memory::trim;
 use crate::order::{JobAt, Order};
 use crate::packet::{
-    BELL, FailureView, JobView, Kind, MAX_PACKET_BYTES, Malformed, OutcomeFrame, Reader, Wait,
-    WaitFrame, serving,
+    BELL, FailureView, JobView, Kind, MAX_PACKET_BYTES, Malformed, OutcomeFrame, ProgressFrame,
+    Reader, Wait, WaitFrame, serving,
 };
 use crate::page::{ClaimCell, Claims, RingWriter, open_child, steady_ns, thread_cpu_ns};
 
@@ -57,6 +60,9 @@ pub enum Pulled {
     Nothing,
 }
 
+/// Time between two tellings of a job's progress to the supervisor.
+const PROGRESS_EVERY_NS: u64 = 100_000_000;
+
 /// Shared by the slots of a child.
 pub struct Link {
     work: OwnedFd,
@@ -73,6 +79,17 @@ pub struct Link {
     news: OnceLock<OwnedFd>,
     /// Nothing is claimed or begun here any more.
     has_closed: AtomicBool,
+    /// Those of all slots, by which jobs are found that tell their progress.
+    windows: Mutex<Vec<Arc<Window>>>,
+    late: Late,
+}
+
+/// Progress that was told too soon after what was told before, and is passed on in time.
+#[derive(Default)]
+struct Late {
+    /// Whether there is any, and whether there is a thread for it.
+    state: Mutex<(bool, bool)>,
+    changed: Condvar,
 }
 
 struct Outcomes {
@@ -144,6 +161,19 @@ pub struct Window {
     waits: Mutex<Waits>,
     /// The job was parked.
     was_parked: AtomicBool,
+    /// The job has told its progress.
+    has_progress: AtomicBool,
+    progress: Mutex<Told>,
+}
+
+/// Progress of the job that a slot runs.
+#[derive(Default)]
+struct Told {
+    /// The job, as in [`Window::job`], without what it has heard.
+    job: u64,
+    at_ns: u64,
+    /// The latest, if it was not passed on.
+    late: Option<Vec<u8>>,
 }
 
 /// Waits of a job for others.
@@ -240,6 +270,8 @@ impl Link {
             parked: AtomicU32::new(0),
             news: OnceLock::new(),
             has_closed: AtomicBool::new(false),
+            windows: Mutex::default(),
+            late: Late::default(),
         }))
     }
 
@@ -255,6 +287,17 @@ impl Link {
 
     pub fn slot(self: &Arc<Self>) -> Slot {
         let number = self.slots.fetch_add(1, Ordering::Relaxed);
+        let window = Arc::new(Window {
+            link: Arc::clone(self),
+            job: AtomicU64::new(0),
+            shields: AtomicU32::new(0),
+            id: [const { AtomicU64::new(0) }; 2],
+            waits: Mutex::default(),
+            was_parked: AtomicBool::new(false),
+            has_progress: AtomicBool::new(false),
+            progress: Mutex::default(),
+        });
+        lock(&self.windows).push(Arc::clone(&window));
         Slot {
             number: number as usize,
             is_watched: false,
@@ -265,14 +308,7 @@ impl Link {
             running: None,
             begun: 0,
             has_thread: true,
-            window: Arc::new(Window {
-                link: Arc::clone(self),
-                job: AtomicU64::new(0),
-                shields: AtomicU32::new(0),
-                id: [const { AtomicU64::new(0) }; 2],
-                waits: Mutex::default(),
-                was_parked: AtomicBool::new(false),
-            }),
+            window,
         }
     }
 
@@ -383,6 +419,64 @@ impl Link {
         send_all(&lock(&self.outcomes).reply, &frame.encode())
     }
 
+    /// A job tells its progress, from any thread. Says whether it runs here.
+    pub fn tell_progress(self: &Arc<Self>, id: [u8; 16], body: &[u8]) -> io::Result<bool> {
+        let windows = lock(&self.windows);
+        let Some(window) = windows.iter().find(|window| window.runs(id)) else {
+            return Ok(false);
+        };
+        let window = Arc::clone(window);
+        drop(windows);
+        match window.tell_progress(body)? {
+            true => Ok(true),
+            false => self.await_late().map(|()| true),
+        }
+    }
+
+    /// Has the latest progress of a job passed on once it is time, by a thread that is made for the first.
+    fn await_late(self: &Arc<Self>) -> io::Result<()> {
+        let mut state = lock(&self.late.state);
+        let (is_some, has_thread) = *state;
+        *state = (true, true);
+        drop(state);
+        if !is_some {
+            self.late.changed.notify_one();
+        }
+        if has_thread {
+            return Ok(());
+        }
+        let link = Arc::clone(self);
+        // Signals are for the threads of the interpreter, where they interrupt waits.
+        let thread = without_signals(|| {
+            let builder = std::thread::Builder::new().name("progress".to_owned());
+            builder
+                .stack_size(256 << 10)
+                .spawn(move || link.pass_on_late())
+        });
+        thread.map(drop)
+    }
+
+    fn pass_on_late(&self) {
+        loop {
+            let mut state = lock(&self.late.state);
+            while !state.0 {
+                state = self
+                    .late
+                    .changed
+                    .wait(state)
+                    .unwrap_or_else(PoisonError::into_inner);
+            }
+            state.0 = false;
+            drop(state);
+            // All that came meanwhile is due by then.
+            std::thread::sleep(Duration::from_nanos(PROGRESS_EVERY_NS));
+            let windows = lock(&self.windows).clone();
+            for window in windows {
+                let _ = window.pass_on_progress(true);
+            }
+        }
+    }
+
     fn end_line(&self) {
         let mut line = lock(&self.line);
         line.has_ended = true;
@@ -489,6 +583,69 @@ impl Window {
     /// The order that the running job has heard last.
     pub fn heard(&self) -> Option<Order> {
         Order::from_bits(self.job.load(Ordering::Relaxed) >> HEARD_SHIFT)
+    }
+
+    /// Whether the job of this id runs here.
+    fn runs(&self, id: [u8; 16]) -> bool {
+        let own = self.id.each_ref().map(|half| half.load(Ordering::Relaxed));
+        own == halves(id) && self.is_open()
+    }
+
+    /// Passes the progress of the running job on, or keeps it for later: then says so by `false`.
+    fn tell_progress(&self, body: &[u8]) -> io::Result<bool> {
+        let mut told = lock(&self.progress);
+        let job = self.job.load(Ordering::Relaxed) & !HEARD_MASK;
+        let now = steady_ns();
+        if told.job != job {
+            *told = Told {
+                job,
+                ..Told::default()
+            };
+        }
+        self.has_progress.store(true, Ordering::Relaxed);
+        if told.at_ns + PROGRESS_EVERY_NS > now {
+            let late = told.late.get_or_insert_default();
+            let was_late = !late.is_empty();
+            late.clear();
+            late.extend_from_slice(body);
+            // Who has kept the one before has had it awaited.
+            return Ok(was_late);
+        }
+        told.at_ns = now;
+        told.late = None;
+        self.send_progress(job, body, true)?;
+        Ok(true)
+    }
+
+    /// Passes on what was kept for later. `rings`: nothing follows that the supervisor is told of in any case.
+    fn pass_on_progress(&self, rings: bool) -> io::Result<()> {
+        if !self.has_progress.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let mut told = lock(&self.progress);
+        let job = self.job.load(Ordering::Relaxed) & !HEARD_MASK;
+        match told.late.take() {
+            Some(body) if told.job == job => {
+                told.at_ns = steady_ns();
+                self.send_progress(job, &body, rings)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn send_progress(&self, job: u64, body: &[u8], rings: bool) -> io::Result<()> {
+        let Some((place, job)) = Self::unpack(job) else {
+            return Ok(());
+        };
+        lock(&self.link.outcomes).tell_progress(
+            ProgressFrame {
+                sequence: job.sequence,
+                place: place as u16,
+                index: job.index as u16,
+                body,
+            },
+            rings,
+        )
     }
 
     /// The job of this id waits for others, and that takes long: its slot may be lent. `None`: it does not run here.
@@ -637,6 +794,11 @@ impl Window {
 }
 
 impl Slot {
+    #[cfg(test)]
+    pub fn link(&self) -> Arc<Link> {
+        Arc::clone(&self.link)
+    }
+
     /// The job that it runs, for orders to this.
     pub fn window(&self) -> Arc<Window> {
         Arc::clone(&self.window)
@@ -808,6 +970,10 @@ impl Slot {
         let Some(running) = self.running.take() else {
             return Err(io::Error::other("no job of this slot is running"));
         };
+        if self.window.has_progress.load(Ordering::Relaxed) {
+            self.window.pass_on_progress(false)?;
+            self.window.has_progress.store(false, Ordering::Relaxed);
+        }
         let since_ns = self.window.end().unwrap_or(running.since_ns);
         let used = |since: u64| thread_cpu_ns().saturating_sub(since).max(1);
         let cpu_ns = running.cpu_since_ns.map_or(0, used);
@@ -855,6 +1021,19 @@ impl Slot {
 }
 
 impl Outcomes {
+    fn tell_progress(&mut self, progress: ProgressFrame<'_>, rings: bool) -> io::Result<()> {
+        self.frame.clear();
+        progress.encode_into(&mut self.frame);
+        // In the ring, before the outcome that may follow.
+        if !self.ring.push(&self.frame) {
+            return send_all(&self.reply, &self.frame);
+        }
+        match rings {
+            true => send_all(&self.reply, &BELL),
+            false => Ok(()),
+        }
+    }
+
     fn tell(&mut self, outcome: OutcomeFrame<'_>) -> io::Result<()> {
         self.frame.clear();
         outcome.encode_into(&mut self.frame);
@@ -866,6 +1045,20 @@ impl Outcomes {
             self.frame.shrink_to(64 * 1024);
         }
         Ok(())
+    }
+}
+
+/// Runs `this` with all signals blocked, which a thread that it makes inherits.
+fn without_signals<T>(this: impl FnOnce() -> T) -> T {
+    // SAFETY: both sets are this function's own.
+    unsafe {
+        let mut all = std::mem::zeroed();
+        let mut before = std::mem::zeroed();
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
+        let made = this();
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());
+        made
     }
 }
 

@@ -425,6 +425,13 @@ impl Outstanding {
         owners
     }
 
+    /// The lease of a job that has not ended.
+    pub fn lease(&self, place: usize, sequence: u32, index: usize) -> Option<Lease> {
+        let packet = self.packets.get(place)?.as_ref()?;
+        let job = packet.jobs.get(index)?.as_ref()?;
+        (packet.sequence == sequence).then_some(job.lease)
+    }
+
     /// A child says that a job has ended. `None`: there is no such job, the child is out of its mind.
     pub fn end_job(&mut self, place: usize, sequence: u32, index: usize) -> Option<Left<Delivery>> {
         let packet = self.packets.get_mut(place)?.as_mut()?;
@@ -711,7 +718,7 @@ pub(crate) mod tests {
         loop {
             match reader.frame().unwrap()? {
                 Frame::Outcome(outcome) => return Some(outcome),
-                Frame::Bell | Frame::Serving(_) | Frame::Wait(_) => {}
+                Frame::Bell | Frame::Serving(_) | Frame::Wait(_) | Frame::Progress(_) => {}
             }
         }
     }
@@ -1092,6 +1099,66 @@ pub(crate) mod tests {
             _ => None,
         });
         waits.collect()
+    }
+
+    /// Progress that a child has told, in the order of its ring.
+    fn told(ring: &mut RingReader, pages: &Pages) -> Vec<(u16, Vec<u8>)> {
+        let mut bytes = Vec::new();
+        ring.read(pages, &mut bytes).unwrap();
+        let mut reader = Reader(&bytes);
+        let frames = std::iter::from_fn(|| reader.frame().unwrap());
+        let told = frames.map(|frame| match frame {
+            Frame::Progress(progress) => (progress.index, progress.body.to_vec()),
+            Frame::Outcome(outcome) => (outcome.index, b"ended".to_vec()),
+            other => panic!("{other:?}"),
+        });
+        told.collect()
+    }
+
+    #[test]
+    fn of_the_progress_of_a_tenth_of_a_second_the_last_is_told_and_before_the_jobs_end() {
+        let mut desk = Desk::new(1);
+        let (mut child, _socket, mut ring) = desk.child(0);
+        desk.send([7, 8]);
+        child.pull().unwrap();
+        let link = child.link();
+        let id = child.begin().unwrap().unwrap().id;
+        assert!(!link.tell_progress([9; 16], b"another job's").unwrap());
+        for number in 0..1000 {
+            assert!(
+                link.tell_progress(id, format!("{number}").as_bytes())
+                    .unwrap()
+            );
+        }
+        child.finish(DONE).unwrap();
+        assert!(!link.tell_progress(id, b"too late").unwrap());
+        let first = told(&mut ring, &desk.out.pages);
+        let [(0, one), .., (0, last), (0, end)] = &first[..] else {
+            panic!("{first:?}");
+        };
+        assert_eq!(
+            (&one[..], &last[..], &end[..]),
+            (&b"0"[..], &b"999"[..], &b"ended"[..])
+        );
+        assert!(first.len() < 10, "{first:?}");
+
+        // While the job goes on, another thread tells it.
+        let id = child.begin().unwrap().unwrap().id;
+        link.tell_progress(id, b"one").unwrap();
+        link.tell_progress(id, b"two").unwrap();
+        let mut all = Vec::new();
+        let begun = Instant::now();
+        while all.len() < 2 {
+            assert!(begun.elapsed() < Duration::from_secs(30), "{all:?}");
+            all.extend(told(&mut ring, &desk.out.pages));
+            thread::yield_now();
+        }
+        assert_eq!(all, [(1, b"one".to_vec()), (1, b"two".to_vec())]);
+        let place = desk.out.all_places()[0];
+        let sequence = desk.out.packets[place].as_ref().unwrap().sequence;
+        assert!(desk.out.lease(place, sequence, 1).is_some());
+        assert!(desk.out.lease(place, sequence + 1, 1).is_none());
+        assert!(desk.out.lease(place, sequence, 2).is_none());
     }
 
     #[test]

@@ -14,14 +14,15 @@
 //!               sequence u32, place u16, index u16, wait u32, what u32; or an outcome:
 //!               sequence u32, place u16, index u16, kind u8, has_value u8, cost_ns u64, cpu_ns u64, delay_ms u64,
 //!               value u32 + bytes, if it failed: fingerprint u64, class u8 + text, message u8 + text,
-//!               preview u16 + bytes; note (the rest)
+//!               preview u16 + bytes; note (the rest); or, with the kind 255, the progress of a running job:
+//!               sequence u32, place u16, index u16, kind u8, 8 unused, body (the rest)
 //! ```
 //!
 //! All numbers are little-endian. A packet is one message on the shared socket; where its payload is
 //! too large for that it is in a file whose descriptor comes with the message.
 
 use bytes::Bytes;
-use penstock_message::{Delivery, Extras, Failure, InputShape, Op, Retries, Tx};
+use penstock_message::{Delivery, Extras, Failure, InputShape, Op, Progress, Retries, Tx};
 use penstock_wire::proto;
 use prost::Message as _;
 
@@ -334,6 +335,7 @@ pub enum Frame<'a> {
     /// Number of its slots that can take jobs.
     Serving(u32),
     Wait(WaitFrame),
+    Progress(ProgressFrame<'a>),
     Outcome(OutcomeFrame<'a>),
 }
 
@@ -346,6 +348,31 @@ pub struct WaitFrame {
     /// Number of the wait, by its slot's count; never 0.
     pub wait: u32,
     pub what: Wait,
+}
+
+/// Progress of a running job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProgressFrame<'a> {
+    pub sequence: u32,
+    pub place: u16,
+    pub index: u16,
+    /// At most [`Progress::CAP_BYTES`].
+    pub body: &'a [u8],
+}
+
+impl ProgressFrame<'_> {
+    pub fn encode_into(&self, out: &mut Vec<u8>) {
+        debug_assert!(self.body.len() <= Progress::CAP_BYTES);
+        let len = PROGRESS_BYTES + self.body.len();
+        out.extend_from_slice(&(len as u32).to_le_bytes());
+        out.extend_from_slice(&self.sequence.to_le_bytes());
+        out.extend_from_slice(&self.place.to_le_bytes());
+        out.extend_from_slice(&self.index.to_le_bytes());
+        out.push(PROGRESS_KIND);
+        // No shorter frame is as long as this.
+        out.extend_from_slice(&[0; 8]);
+        out.extend_from_slice(self.body);
+    }
 }
 
 /// State of a wait.
@@ -364,6 +391,10 @@ pub enum Wait {
 
 const SERVING_BYTES: usize = 4;
 const WAIT_BYTES: usize = 16;
+/// Bytes of a frame of progress before its body.
+const PROGRESS_BYTES: usize = 17;
+/// In the place of an outcome's kind.
+const PROGRESS_KIND: u8 = 255;
 
 impl WaitFrame {
     pub fn encode(&self) -> [u8; 4 + WAIT_BYTES] {
@@ -615,7 +646,21 @@ impl<'a> Reader<'a> {
         let sequence = fields.u32()?;
         let place = fields.u16()?;
         let index = fields.u16()?;
-        let kind = Kind::from_number(fields.u8()?).ok_or(Malformed)?;
+        let kind = fields.u8()?;
+        if kind == PROGRESS_KIND {
+            fields.bytes(8)?;
+            let body = fields.0;
+            if body.len() > Progress::CAP_BYTES {
+                return Err(Malformed);
+            }
+            return Ok(Some(Frame::Progress(ProgressFrame {
+                sequence,
+                place,
+                index,
+                body,
+            })));
+        }
+        let kind = Kind::from_number(kind).ok_or(Malformed)?;
         let has_value = fields.u8()? != 0;
         let cost_ns = fields.u64()?;
         let cpu_ns = fields.u64()?;

@@ -2,7 +2,10 @@
 
 # No `from __future__ import annotations`: see `_public.py`.
 import asyncio
+import contextlib
 import itertools
+import math
+import time
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
@@ -37,16 +40,24 @@ from penstock._flows.results import (
     read_names,
     wraps,
 )
-from penstock._flows.status import StepStatus, WorkflowStatus, status_of
+from penstock._flows.status import StepStatus, WorkflowCounts, WorkflowStatus, status_of
 from penstock._habits import answer_habits
 from penstock._jobs.current import format_id
 from penstock._jobs.info import JobState
 from penstock._jobs.job import Job, app_of, check_cancel, job_id_of
 from penstock._jobs.waits import BLOCK, AsCompleted, InBlocks, as_completed, only_asks
 from penstock._public import public
-from penstock.errors import NoSuchJob, PenstockError, ResultExpired, ResultTimeout
+from penstock.errors import (
+    BrokerUnavailable,
+    CallTimeout,
+    NoSuchJob,
+    PenstockError,
+    ResultExpired,
+    ResultTimeout,
+)
 
 if TYPE_CHECKING:
+    from penstock._jobs.progress import Progress
     from penstock._tasks.app import App
 
 A = TypeVar("A")
@@ -55,6 +66,8 @@ R_co = TypeVar("R_co", covariant=True)
 _PAGE = 1_000
 # Jobs among which an error looks for one that keeps the others waiting.
 _LOOKED_AT = 16
+# How often one who waits and draws asks how far it has come.
+_DRAWN_EVERY_S = 1.0
 
 
 @public
@@ -297,14 +310,17 @@ class Workflow(Generic[R_co]):
         """Like ``status``, but awaitable."""
         return await asyncio.to_thread(self.status)
 
-    def wait(self, timeout: Seconds | None = None) -> JobState:
+    def wait(self, timeout: Seconds | None = None, *, progress: bool = False) -> JobState:
         """Wait for the end of the workflow, and return how it has ended.
 
-        ``timeout`` as for ``result``. Raises ``ResultTimeout`` when the time is up.
+        ``timeout`` as for ``result``. ``progress=True`` shows meanwhile how many of its jobs have ended, as
+        ``Job.wait`` does. Raises ``ResultTimeout`` when the time is up.
         """
         app, limit_s = self._app, timeout_s("timeout", timeout)
         if app is None:
             return JobState.SUCCEEDED
+        if progress:
+            limit_s = self._wait_drawing(limit_s)
         try:
             return _state_of(self._wait(app, limit_s))
         except ResultExpired:
@@ -312,11 +328,49 @@ class Workflow(Generic[R_co]):
         except ResultTimeout:
             raise self._late(self._ended_by_now(), limit_s) from None
 
-    async def async_wait(self, timeout: Seconds | None = None) -> JobState:
+    def _wait_drawing(self, limit_s: float | None) -> float | None:
+        """Draw how far it has come until it has ended, or the time is up. Return how much time is left."""
+        for left_s in self._draw(limit_s):
+            with contextlib.suppress(ResultTimeout, ResultExpired):
+                self._wait(cast("App", self._app), left_s)
+        return 0.0
+
+    async def _await_drawing(self, limit_s: float | None) -> float | None:
+        slices = self._draw(limit_s)
+        while (left_s := await asyncio.to_thread(next, slices, None)) is not None:
+            with contextlib.suppress(ResultTimeout, ResultExpired):
+                await self._await(cast("App", self._app), left_s)
+        return 0.0
+
+    def _draw(self, limit_s: float | None) -> Iterator[float]:
+        """Draw how far it has come; yield for how long to wait, and draw again, until it has ended or time is up."""
+        from penstock._jobs.progress import Drawing
+
+        until = math.inf if limit_s is None else time.monotonic() + limit_s
+        drawing = Drawing(f"workflow {self.id}")
+        try:
+            while True:
+                state = self.state()
+                # It may be an older client's, or have been forgotten; and a broker may start again.
+                with contextlib.suppress(NoSuchJob, BrokerUnavailable, CallTimeout):
+                    drawing.show(_progress_of(self.status().jobs))
+                left_s = until - time.monotonic()
+                if state is not JobState.RUNNING:
+                    return drawing.end(str(state))
+                if left_s <= 0:
+                    return drawing.drop()
+                yield min(left_s, _DRAWN_EVERY_S)
+        except BaseException:
+            drawing.drop()
+            raise
+
+    async def async_wait(self, timeout: Seconds | None = None, *, progress: bool = False) -> JobState:
         """Like ``wait``, but awaitable."""
         app, limit_s = self._app, timeout_s("timeout", timeout)
         if app is None:
             return JobState.SUCCEEDED
+        if progress:
+            limit_s = await self._await_drawing(limit_s)
         try:
             return _state_of(await self._await(app, limit_s))
         except ResultExpired:
@@ -614,6 +668,14 @@ def _state_of(end: tuple[Any, ...] | None) -> JobState:
     if end is None:
         return JobState.RUNNING
     return _STATES.get(end[0], JobState.FAILED)
+
+
+def _progress_of(jobs: WorkflowCounts) -> "Progress":
+    from penstock._jobs.progress import Progress
+
+    ended = jobs.succeeded + jobs.failed + jobs.cancelled
+    told = [f"{count} {what}" for count, what in [(jobs.running, "running"), (jobs.failed, "failed")] if count]
+    return Progress(ended, ended + jobs.waiting + jobs.running + jobs.blocked, ", ".join(told))
 
 
 def _unpickled(

@@ -77,6 +77,17 @@ class CurrentJob:
         self._check_runs()
         return await aspawn_now(step)
 
+    def progress(self, done: float, total: float | None = None, message: str = "") -> None:
+        """Tell how far the job has come: ``current_job().progress(3, 10, "fetching")``. ``Job.progress`` returns it.
+
+        Call it as often as you like, from any thread or coroutine of the job: the latest is passed on, ten times a
+        second at most. Of a message of more than some 3,900 bytes the rest is left out. Nothing is stored: a retry
+        begins without, and a broker that starts again has forgotten it. Does nothing once the job has ended, and in
+        processes that it has started. Raises ``ValueError`` for numbers that are not finite.
+        """
+        if tell_progress is not None:
+            tell_progress(bytes.fromhex(self.id.replace("-", "")), done, total, message)
+
     def _check_runs(self) -> None:
         if running_job_id() is None or current_job() != self:
             raise RuntimeError("a job can spawn steps while it runs, and where it runs")
@@ -133,6 +144,9 @@ class Replacement(BaseException):
         self.job_id = job_id
         self.steps = steps
 
+
+# Where jobs run: passes on the progress of the one of an id.
+tell_progress: Callable[[bytes, float, float | None, str], object] | None = None
 
 # (job id, attempt from 0, extras or None, crashes, redelivered, task, worker), as the runner has them: most jobs never
 # ask.

@@ -32,6 +32,7 @@ from penstock.errors import (
 
 if TYPE_CHECKING:
     from penstock._connection import Connection, Ended, Run
+    from penstock._jobs.progress import Progress, ProgressUpdates
     from penstock._tasks.app import App
 
 R_co = TypeVar("R_co", covariant=True)
@@ -164,6 +165,75 @@ class Job(Generic[R_co]):
             return await self._app._connected().peek_async(self._id, self._app.call_timeout) is not None
         except PenstockError as error:
             return self._is_over(error)
+
+    def wait(self, timeout: Seconds | None = None, *, progress: bool = False) -> JobState:
+        """Wait for the job's end, and return how it has ended; raises nothing of what its task has raised.
+
+        ``timeout`` as for ``result``. ``progress=True`` draws a bar on stderr meanwhile if that is a terminal, and
+        prints a line now and then if not: see ``CurrentJob.progress``. Raises ``ResultTimeout`` when the time is up.
+        The state is ``ENDED`` when the result is not kept.
+        """
+        limit_s = timeout_s("timeout", timeout)
+        if progress and self._end is None:
+            from penstock._jobs.progress import wait_drawing
+
+            wait_drawing(self, limit_s)
+            limit_s = self._app.call_timeout
+        connection = self._app._connected()
+        try:
+            end = self._end or connection.wait(self._id, limit_s)
+        except ResultTimeout:
+            raise self._late(connection) from None
+        except ResultExpired as error:
+            self._is_over(error)
+            return JobState.ENDED
+        except PenstockError as error:
+            raise self._named(error) from None
+        return _end_state(end[0])
+
+    async def async_wait(self, timeout: Seconds | None = None, *, progress: bool = False) -> JobState:
+        """Like ``wait``, but awaitable."""
+        connection, limit_s = self._app._connected(), timeout_s("timeout", timeout)
+        if progress and self._end is None:
+            from penstock._jobs.progress import await_drawing
+
+            await await_drawing(self, limit_s)
+            limit_s = self._app.call_timeout
+        try:
+            end = self._end or await connection.watch(self._id, limit_s)
+        except ResultTimeout:
+            raise await in_thread(self._late, connection) from None
+        except ResultExpired as error:
+            self._is_over(error)
+            return JobState.ENDED
+        except PenstockError as error:
+            raise self._named(error) from None
+        return _end_state(end[0])
+
+    def progress(self) -> Progress | None:
+        """Return how far the job has come, as its code has told last: see ``CurrentJob.progress``.
+
+        None: it has told nothing in this attempt, or it waits; or it has ended, of which the broker remembers the last
+        1,000 jobs that have told anything. Raises ``NotOffered`` when the broker keeps no progress, and
+        ``BrokerUnavailable`` or ``CallTimeout`` after ``app.call_timeout``.
+        """
+        from penstock._jobs.progress import decode
+
+        return decode(self._app._connected().progress(self._id, self._app.call_timeout))
+
+    async def aprogress(self) -> Progress | None:
+        """Like ``progress``, but awaitable."""
+        return await in_thread(self.progress)
+
+    def progress_updates(self, timeout: Seconds | None = None) -> ProgressUpdates:
+        """Iterate over the job's progress, each time that it is another one, up to the job's end.
+
+        With ``for`` or ``async for``. Asks ten times a second, so what is told in between is passed over; the last is
+        not. ``timeout`` is for all of it: ``ResultTimeout`` is raised when the time is up.
+        """
+        from penstock._jobs.progress import ProgressUpdates
+
+        return ProgressUpdates(self, timeout)
 
     def info(self) -> JobInfo:
         """Ask the broker for all details of the job.

@@ -16,6 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from penstock._core import flush_c_output
+from penstock._jobs import current
 from penstock._worker.orders import OrdersOfProcess
 from penstock._worker.runner import Runner
 
@@ -32,6 +33,7 @@ def run_jobs(apps: list[App], worker: str, link: ChildLink, fork: Fork) -> None:
     """Run each job that the link gives, of any of these apps, in slots as the fork has it."""
     # A task may fork. What it forks must not go on with our jobs, should it ever come back here.
     os.register_at_fork(after_in_child=link.abandon)
+    current.tell_progress = link.progress
     for hook in [hook for app in apps for hook in app._process_start_hooks]:
         hook()
     try:

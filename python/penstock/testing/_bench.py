@@ -8,12 +8,14 @@ import sys
 import threading
 import time
 import uuid
+import weakref
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from penstock import _core
 from penstock._connection import penstock_program
+from penstock._jobs import current
 from penstock._jobs.current import format_id
 from penstock._jobs.job import Job
 from penstock._values import envelope
@@ -41,6 +43,14 @@ _MOST_ATTEMPTS = 1000
 _ENDS_WITHIN_S = 30.0
 # How long jobs of worker() may run before the next time of a schedule comes.
 _GOES_ON_AFTER_S = 5.0
+
+
+# Those whose jobs may tell their progress.
+_benches: weakref.WeakSet[Bench] = weakref.WeakSet()
+
+
+def _tell_progress(job_id: bytes, done: float, total: float | None, message: str) -> None:
+    any(bench.tell_progress(job_id, done, total, message) for bench in [*_benches])
 
 
 class Bench:
@@ -80,6 +90,8 @@ class Bench:
         self._running_calls = 0
         self._running = 0
         self._settled = threading.Condition()
+        _benches.add(self)
+        current.tell_progress = _tell_progress
 
     # Calls of connections.
 
@@ -107,6 +119,10 @@ class Bench:
     def _left(self, app: App, plan: Plan, jobs: Sequence[tuple[_core.Options, bytes]], built: Built) -> None:
         with self._lock:
             self._record(app, built.job_ids, jobs, plan)
+
+    def tell_progress(self, job_id: bytes, done: float, total: float | None, message: str) -> bool:
+        """Tell the progress of a job that runs here; return whether it does."""
+        return self._consumer.progress(job_id, done, total, message)
 
     def may_end(self) -> bool:
         """Whether a call other than those that this code is in runs jobs, whose ends may be waited for."""
@@ -211,6 +227,7 @@ class Bench:
 
     def close(self) -> None:
         """Stop the broker. Its jobs are gone with it."""
+        _benches.discard(self)
         if self._is_used:
             self._consumer.stop(_ANSWERS_WITHIN_S)
         if self._here.have_event_loop:

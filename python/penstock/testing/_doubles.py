@@ -187,6 +187,9 @@ class _Connection(Connection):
     async def submit(self, jobs: Sequence[tuple[_core.Options, bytes]], timeout_s: float) -> list[bytes]:
         return await asyncio.to_thread(self._publish_many, jobs, timeout_s)
 
+    def may_end(self) -> bool:
+        return self.bench.may_end()
+
     def move_clock(self, forward_ms: int, timeout_s: float) -> int:
         return self.bench.move_clock(forward_ms, timeout_s)
 

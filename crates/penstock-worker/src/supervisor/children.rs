@@ -11,7 +11,7 @@ use bytes::{Bytes, BytesMut};
 use mio::{Interest, Token};
 use penstock_driver::DriverError;
 use penstock_jobs::{Blame, Outcome, blame, guilty_of_memory, lost};
-use penstock_message::{Delivery, Op, Receipt, Tx};
+use penstock_message::{Delivery, Op, Progress, Receipt, Tx};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 
@@ -22,7 +22,7 @@ use super::recycle::Closing;
 use super::{End, FIRST_CHILD, LEAVE_WITHIN, Phase, Supervisor, TICK, ZYGOTE};
 use crate::files::is_shortage;
 use crate::inbox::refusal_text;
-use crate::packet::{Frame, Kind, Malformed, OutcomeFrame, Reader, decode_steps};
+use crate::packet::{Frame, Kind, Malformed, OutcomeFrame, ProgressFrame, Reader, decode_steps};
 use crate::page::RingReader;
 use crate::policy::PacketEnd;
 use crate::zygote::{self, Fork, Loaded, Said, Zygote};
@@ -690,10 +690,22 @@ impl Supervisor {
                 Frame::Bell => {}
                 Frame::Serving(slots) => self.child_serves(number, slots),
                 Frame::Wait(wait) => self.hear_wait(number, wait, Instant::now()),
+                Frame::Progress(progress) => self.hear_progress(&progress),
                 Frame::Outcome(outcome) => self.take_outcome(number, &outcome, bytes)?,
             }
         }
         Some(bytes.len() - reader.0.len())
+    }
+
+    /// A child tells the progress of a job. That of one that has ended is of no interest.
+    fn hear_progress(&self, frame: &ProgressFrame<'_>) {
+        let lease = self
+            .outstanding
+            .lease(frame.place.into(), frame.sequence, frame.index.into());
+        if let (Some(lease), Some(broker)) = (lease, &self.broker) {
+            let body = Bytes::copy_from_slice(frame.body);
+            broker.driver.progress(Progress { lease, body });
+        }
     }
 
     fn take_outcome(&mut self, number: u32, frame: &OutcomeFrame<'_>, bytes: &Bytes) -> Option<()> {
