@@ -338,21 +338,30 @@ impl Broker {
         }
     }
 
-    /// Ends joins for which the records in which their last members ended had no room. One that takes more than any record
-    /// has room for goes on its own.
+    /// Ends joins for which the records in which their last members ended had no room. Of one that holds more in case it fails
+    /// than any record has room for, that ends first, some at a time.
     fn step_undecided(&mut self) {
         while let Some(id) = self.chores.undecided.pop_front() {
             let slot = self.state.joins.find(&id);
             let Some(slot) = slot.filter(|slot| self.state.joins[*slot].is_complete()) else {
                 continue;
             };
+            let join = &self.state.joins[slot];
+            let has_succeeded = join.failures <= join.policy.max_failures();
+            let succeeds = has_succeeded && !self.chores.reopens(&id);
+            if succeeds
+                && self.has_many_errbacks(slot)
+                && let Some(events) = self.end_some_errbacks(slot)
+            {
+                self.added += events;
+                self.chores.undecided.push_front(id);
+                return;
+            }
             if self.added > 0 && !self.has_room_to_end(slot) {
                 self.chores.undecided.push_front(id);
                 return;
             }
-            let join = &self.state.joins[slot];
-            let has_succeeded = join.failures <= join.policy.max_failures();
-            let events = match has_succeeded && !self.chores.reopens(&id) {
+            let events = match succeeds {
                 true => self.succeed_join(slot),
                 false => self.decide_join(slot),
             };

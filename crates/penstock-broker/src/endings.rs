@@ -458,11 +458,29 @@ impl Broker {
             return 0;
         }
         // The record may be full of other ends, each of which brings more.
-        if self.added > 0 && self.held_for_failure(slot).next().is_some() {
+        let is_for_later = self.added > 0 && self.held_for_failure(slot).next().is_some();
+        if is_for_later || self.has_many_errbacks(slot) {
             self.chores.undecided.push_back(join.id);
             return 0;
         }
         self.succeed_join(slot)
+    }
+
+    /// Whether the join holds more in case it fails than one record is to end.
+    pub(crate) fn has_many_errbacks(&self, slot: u32) -> bool {
+        self.held_for_failure(slot).nth(ENDED_AT_ONCE).is_some()
+    }
+
+    /// Ends some of the many messages that a join holds in case it fails, when it is sure to succeed. Those that are members of
+    /// other joins end with the rest, since what waits for all of them is not needed either. Returns the number of events for
+    /// that; `None`: there are no others.
+    pub(crate) fn end_some_errbacks(&mut self, slot: u32) -> Option<usize> {
+        let is_no_member = |slot: &u32| self.state.messages.member(*slot).is_none();
+        let mut slots = self.held_for_failure(slot).filter(is_no_member).peekable();
+        slots.peek()?;
+        let slots: Vec<u32> = slots.take(self.step_size()).collect();
+        let (reason, how) = (self.state.names.intern(NOT_NEEDED), How::Cancelled);
+        Some(slots.len() + self.end_unrun(slots, Unrun { how, reason }))
     }
 
     /// Whether the record has room for the end of a join and of all that is not needed then.
@@ -484,6 +502,9 @@ impl Broker {
         let Some(slot) = self.state.joins.find(join) else {
             return;
         };
+        if self.has_many_errbacks(slot) {
+            return self.chores.undecided.push_back(*join);
+        }
         self.succeed_join(slot);
         self.follow_ends();
     }

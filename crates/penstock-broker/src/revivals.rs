@@ -32,7 +32,9 @@ impl Broker {
         };
         let join = &self.state.joins[slot];
         let is_going = self.state.failed.going == Some(id);
-        if join.is_released || join.is_needless || is_going {
+        // One that is sure to go on has ended what waited for its failure, or some of it.
+        let goes_on = join.is_complete() && self.chores.undecided.contains(&id);
+        if join.is_released || join.is_needless || is_going || goes_on {
             return 0;
         }
         if !join.has_arrived(index) {

@@ -827,6 +827,67 @@ fn any_number_of_errbacks_may_not_be_needed() {
     world.check_recovery();
 }
 
+/// All that one group held in case it failed used to end in one record, and nothing else was done meanwhile.
+#[test]
+fn errbacks_of_one_group_that_are_not_needed_end_in_steps() {
+    // The last member ends by a filter, by its worker, or there is none.
+    for (count, end) in [
+        (1, "a cancel all queue=default reason=no"),
+        (1, "a ack g/0; put g/0 yes"),
+        (0, "a info m0"),
+    ] {
+        let mut world = World::new(BrokerOptions::default());
+        world.run("a hello");
+        let errbacks: Vec<String> = (0..3_000).map(|number| format!("m{number}")).collect();
+        let hold = format!(
+            "a hold g/ count={count} all-ended messages={} when=failed queue=slow",
+            errbacks.join("+")
+        );
+        match count {
+            0 => world.run(&hold),
+            _ => world.run(&format!("{hold}; publish g/0 member=g/:0")),
+        };
+        if end.contains("ack") {
+            world.run("a consume default 1");
+        }
+        world.run(end);
+        assert_eq!(
+            world.run("a watch m0 m2999"),
+            [
+                "a sees m0 Cancelled it was not needed: nothing that it waited for has failed",
+                "a sees m2999 Cancelled it was not needed: nothing that it waited for has failed"
+            ]
+        );
+        // The first two records are the session and the group.
+        let records = world.journal().len() - 2;
+        assert!(records > 6, "{records} records, after {end}");
+        world.check_recovery();
+    }
+}
+
+/// A member that had failed is retried while these end, and the group goes on without it, as it was about to: not one of those
+/// that are left waits again.
+#[test]
+fn a_group_whose_errbacks_end_goes_on_without_a_member_that_is_retried() {
+    let mut world = World::new(BrokerOptions::default());
+    world.run("a hello");
+    let errbacks: Vec<String> = (0..3_000).map(|number| format!("m{number}")).collect();
+    world.run(&format!(
+        "a hold g/ count=1 all-ended messages={} when=failed queue=slow; publish g/0 member=g/:0",
+        errbacks.join("+")
+    ));
+    world.run("a consume default 1");
+    world.run("a fail g/0 && a retry g/0");
+    assert_eq!(
+        world.run("a watch m0 m2999"),
+        [
+            "a sees m0 Cancelled it was not needed: nothing that it waited for has failed",
+            "a sees m2999 Cancelled it was not needed: nothing that it waited for has failed"
+        ]
+    );
+    world.check_recovery();
+}
+
 /// Each group that ends in one record brings some.
 #[test]
 fn groups_with_errbacks_that_end_together_take_several_records() {
