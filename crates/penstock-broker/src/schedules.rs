@@ -5,23 +5,26 @@
 //! is killed decides a time again exactly if nobody can have seen the job.
 //!
 //! ```text
-//!     timer, start, end of an awaited job ──► pending ──► a step: one decision for each, again while more times are due
+//!     timer, start, end of the last job ──► pending ──► a step: one decision for each, again while more times are due
 //! ```
 //!
 //! Times follow the wall's clock. If that is set back, times that were decided do not come again; if it is set forward, the
 //! times between were missed, and the schedule's policy says how many are caught up with.
+
+mod runs;
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
 use penstock_message::{
-    CatchUp, Due, Extras, IdSource, MessageId, Overlap, Plan, Refusal, Running, ScheduleInfo,
-    ScheduleName, ScheduleStep, SchedulesPage, SchedulesQuery, SeededMap, SeededState, Skipped,
-    Timing,
+    CatchUp, Due, Extras, IdSource, MessageId, Notice, Overlap, Plan, Refusal, Running,
+    ScheduleInfo, ScheduleName, ScheduleStep, SchedulesPage, SchedulesQuery, SeededMap,
+    SeededState, Skipped, Timing,
 };
 use penstock_schedule::{Calendar, mix, seed_of};
 
+use self::runs::Runs;
 use crate::clock::{Clock, When};
 use crate::ledger::Entity;
 use crate::records::{Event, ScheduleHead, ScheduleProgress};
@@ -54,8 +57,8 @@ pub(crate) struct Schedules {
     last_number: u32,
     /// Schedules to look at.
     pending: BTreeSet<u32>,
-    /// Jobs behind which others wait, and their schedules.
-    awaited: SeededMap<MessageId, u32>,
+    /// Last jobs of the schedules.
+    last_jobs: SeededMap<MessageId, u32>,
 }
 
 #[derive(Debug)]
@@ -69,6 +72,7 @@ struct Schedule {
     calendar: Option<Result<Calendar, String>>,
     /// Time on the wall's clock for which a timer is set.
     timer: Option<u64>,
+    runs: Runs,
 }
 
 impl Schedule {
@@ -118,13 +122,13 @@ impl Schedules {
             numbers: BTreeMap::new(),
             last_number: 0,
             pending: BTreeSet::new(),
-            awaited: SeededMap::with_hasher(hashing),
+            last_jobs: SeededMap::with_hasher(hashing),
         }
     }
 
     #[cfg(test)]
     pub(crate) fn hashing(&self) -> SeededState {
-        *self.awaited.hasher()
+        *self.last_jobs.hasher()
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -181,18 +185,18 @@ impl Schedules {
         schedule.is_some_and(|schedule| schedule.base == base)
     }
 
-    /// Has a schedule looked at whose next job waits for the end of this one.
+    /// Has the schedule looked at whose last job this was.
     pub(crate) fn job_ended(&mut self, id: &MessageId) {
         if self.await_jobs()
-            && let Some(number) = self.awaited.get(id)
+            && let Some(number) = self.last_jobs.get(id)
         {
             self.pending.insert(*number);
         }
     }
 
-    /// Whether the next job of any schedule waits for the end of the one before.
+    /// Whether the end of any job means something to a schedule.
     pub(crate) fn await_jobs(&self) -> bool {
-        !self.awaited.is_empty()
+        !self.last_jobs.is_empty()
     }
 }
 
@@ -204,6 +208,8 @@ impl State {
         head: ScheduleHead,
         progress: ScheduleProgress,
     ) {
+        let known = self.schedules.all.get_mut(name);
+        let runs = known.map_or_else(Runs::default, |known| std::mem::take(&mut known.runs));
         self.remove_schedule(name);
         let schedules = &mut self.schedules;
         let number = schedules.next_number();
@@ -214,6 +220,7 @@ impl State {
             base: self.position,
             calendar: None,
             timer: None,
+            runs,
         };
         self.live_bytes += schedule.journal_bytes();
         schedules.numbers.insert(number, name.clone());
@@ -229,15 +236,11 @@ impl State {
         let Some(schedule) = schedules.all.get_mut(name) else {
             return;
         };
-        let awaited = |progress: &ScheduleProgress| {
-            let (_, job) = progress.last.filter(|_| progress.queued.is_some())?;
-            Some(job)
-        };
-        if let Some(job) = awaited(&schedule.progress) {
-            schedules.awaited.remove(&job);
+        if let Some((_, job)) = schedule.progress.last {
+            schedules.last_jobs.remove(&job);
         }
-        if let Some(job) = awaited(&progress) {
-            schedules.awaited.insert(job, schedule.number);
+        if let Some((_, job)) = progress.last {
+            schedules.last_jobs.insert(job, schedule.number);
         }
         schedule.progress = progress;
     }
@@ -345,14 +348,61 @@ impl Broker {
             let Some(name) = self.state.schedules.numbers.get(&number).cloned() else {
                 continue;
             };
+            // Before the next job takes the place of the last.
+            self.watch_run(&name);
             match self.look_at_schedule(&name) {
                 Looked::Decided => {
                     self.added += EVENTS;
                     self.state.schedules.pending.insert(number);
                 }
-                Looked::Wait(at) => self.state.set_schedule_timer(&name, at),
+                Looked::Wait(at) => {
+                    let look = self.watch_run(&name);
+                    let at = [at, look].into_iter().flatten().min();
+                    self.state.set_schedule_timer(&name, at);
+                }
             }
         }
+    }
+
+    /// Notes the end of the last job's run, or names it if it hangs. Returns the time on the wall's clock for another look.
+    fn watch_run(&mut self, name: &ScheduleName) -> Option<u64> {
+        let now = self.clocks.steady();
+        let schedule = self.state.schedules.all.get(name)?;
+        let (_, job) = schedule.progress.last?;
+        if !schedule.runs.is_under_way() {
+            return None;
+        }
+        let is_unfinished = self.state.is_unfinished(&job);
+        let begun_at = self.begun_at(&job);
+        let schedule = self.state.schedules.all.get_mut(name)?;
+        if !is_unfinished {
+            schedule.runs.end(now);
+            return None;
+        }
+        let hung = schedule.runs.hung(now, begun_at);
+        let look_at = schedule.runs.look_at();
+        if let Some(hung) = hung {
+            self.notice(Notice::Hung {
+                schedule: name.clone(),
+                job,
+                for_ms: hung.for_ms,
+                median_ms: hung.median_ms,
+            });
+        }
+        look_at.map(|at| self.clocks.wall_at(at))
+    }
+
+    /// Returns the time on the steady clock at which a job that has not ended came to its worker; `None`: it waits. Of a group
+    /// that runs in its place, 0.
+    fn begun_at(&self, id: &MessageId) -> Option<u64> {
+        let messages = &self.state.messages;
+        let mut copies = messages.copies(id).peekable();
+        if copies.peek().is_none() {
+            return Some(0);
+        }
+        let lease = copies.find_map(|slot| messages.lease_state(slot))?;
+        let for_ms = self.clocks.wall().saturating_sub(lease.grant.started_at);
+        Some(self.clocks.steady().saturating_sub(for_ms))
     }
 
     fn look_at_schedule(&mut self, name: &ScheduleName) -> Looked {
@@ -382,7 +432,6 @@ impl Broker {
             self.fire(name, progress, time);
             return Looked::Decided;
         }
-        let is_queued = progress.queued.is_some();
         let Some(schedule) = self.state.schedules.all.get_mut(name) else {
             return Looked::Wait(None);
         };
@@ -394,9 +443,7 @@ impl Broker {
         };
         let due = calendar.due(next);
         if due > now {
-            // The end of a group that runs in the place of a job is not told: it is looked for.
-            let look = is_queued.then(|| now + AGAIN_MS);
-            return Looked::Wait(Some(look.map_or(due, |look| look.min(due))));
+            return Looked::Wait(Some(due));
         }
         if !is_admitted {
             return Looked::Wait(Some(now + AGAIN_MS));
@@ -509,6 +556,10 @@ impl Broker {
             message.id = job;
             self.publish(&queues, &mut message, None, None, false);
         }
+        let now = self.clocks.steady();
+        if let Some(schedule) = self.state.schedules.all.get_mut(name) {
+            schedule.runs.begin(now);
+        }
         Some(job)
     }
 
@@ -538,6 +589,10 @@ impl Broker {
         let schedules = &self.state.schedules;
         let plan = match step {
             ScheduleStep::Declare(plan, _) | ScheduleStep::Set(plan) => plan,
+            ScheduleStep::Retime(times) => {
+                self.check_known_schedule(name)?;
+                return check_timing(name, &times.timing);
+            }
             ScheduleStep::Pause | ScheduleStep::Resume => return self.check_known_schedule(name),
             ScheduleStep::Reset => {
                 self.check_known_schedule(name)?;
@@ -558,9 +613,7 @@ impl Broker {
                 "a broker has at most {SCHEDULES_CAP} schedules"
             )));
         }
-        if let Err(why) = Calendar::new(&plan.timing, 0, 0) {
-            return Err(Refusal::Invalid(format!("schedule {name}: {why}")));
-        }
+        check_timing(name, &plan.timing)?;
         let message = &plan.message;
         if message.body.len() > BODY_CAP_BYTES {
             return Err(Refusal::TooLarge(format!(
@@ -633,6 +686,10 @@ impl Broker {
                 head.declared = Some(((**plan).clone(), generation));
             }
             ScheduleStep::Set(plan) => head.set = Some((**plan).clone()),
+            ScheduleStep::Retime(times) => {
+                let message = head.plan()?.message.clone();
+                head.set = Some(Plan::new((**times).clone(), message));
+            }
             ScheduleStep::Pause => head.is_paused = true,
             ScheduleStep::Resume => head.is_paused = false,
             ScheduleStep::Reset => {
@@ -789,6 +846,13 @@ impl Broker {
             is_queued: progress.queued.is_some(),
             tally: progress.tally,
         })
+    }
+}
+
+fn check_timing(name: &ScheduleName, timing: &Timing) -> Result<(), Refusal> {
+    match Calendar::new(timing, 0, 0) {
+        Ok(_) => Ok(()),
+        Err(why) => Err(Refusal::Invalid(format!("schedule {name}: {why}"))),
     }
 }
 

@@ -41,7 +41,7 @@ pub use query::{
 };
 pub use schedule::{
     CatchUp, Generation, Overlap, Plan, Rhythm, ScheduleInfo, ScheduleName, ScheduleStep,
-    ScheduleTally, SchedulesPage, SchedulesQuery, Skipped, Timing, Version,
+    ScheduleTally, SchedulesPage, SchedulesQuery, Skipped, Times, Timing, Version,
 };
 pub use tx::{
     Applied, Condition, Due, Durability, Failure, Filter, HeaderPatch, Hold, JoinId, JoinPolicy,

@@ -3,8 +3,8 @@ use std::fmt;
 use bytes::Bytes;
 
 use crate::{
-    AskQuery, Failure, Filter, MessageId, NoReply, QueueLimits, SchedulesPage, SchedulesQuery,
-    Space, ValueStatus, WallMs, WorkerState,
+    AskQuery, Failure, Filter, MessageId, NoReply, QueueLimits, ScheduleName, SchedulesPage,
+    SchedulesQuery, Space, ValueStatus, WallMs, WorkerState,
 };
 
 /// Query of a client to a broker. None changes what the broker holds.
@@ -589,6 +589,13 @@ pub enum Notice {
     /// The oldest failed jobs, and jobs that failed groups have blocked, are dropped because there are more than are
     /// kept, or because space on the disk is short. Once a process.
     FailedDropped { kept: u64, kept_bytes: u64 },
+    /// The last job of a schedule has run for ten times as long as its runs do in the median. Once a job.
+    Hung {
+        schedule: ScheduleName,
+        job: MessageId,
+        for_ms: u64,
+        median_ms: u64,
+    },
     /// A job has failed because its body can't be read back.
     Unreadable {
         id: MessageId,
@@ -601,6 +608,14 @@ fn jobs_wait(count: &u64) -> String {
     match count {
         1 => "1 job waits".to_owned(),
         _ => format!("{count} jobs wait"),
+    }
+}
+
+/// Writes a time in seconds, with a tenth below ten.
+fn seconds(ms: u64) -> String {
+    match ms {
+        0..10_000 => format!("{}.{} s", ms / 1000, ms / 100 % 10),
+        _ => format!("{} s", ms / 1000),
     }
 }
 
@@ -690,6 +705,19 @@ impl fmt::Display for Notice {
                  and {} MiB are kept, and fewer while the disk is short of space; no other waiting or running job is \
                  lost",
                 kept_bytes >> 20
+            ),
+            Self::Hung {
+                schedule,
+                job,
+                for_ms,
+                median_ms,
+            } => write!(
+                out,
+                "job {job} of schedule {:?} has not ended for {}, and half of its runs take less than {}: if it hangs, \
+                 `penstock job cancel {job} --running kill` ends it, and a `timeout` on its task does so by itself",
+                schedule.name,
+                seconds(*for_ms),
+                seconds(*median_ms)
             ),
             Self::Unreadable { id, queue, reason } => write!(
                 out,

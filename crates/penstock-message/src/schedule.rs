@@ -110,6 +110,47 @@ pub struct Plan {
     pub message: Message,
 }
 
+/// Times of a schedule, and what becomes of them: all of a [`Plan`] but its job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Times {
+    pub timing: Timing,
+    pub overlap: Overlap,
+    pub catch_up: CatchUp,
+    pub window_ms: u64,
+    pub queue: String,
+}
+
+impl Plan {
+    pub fn new(times: Times, message: Message) -> Self {
+        let Times {
+            timing,
+            overlap,
+            catch_up,
+            window_ms,
+            queue,
+        } = times;
+        Self {
+            timing,
+            overlap,
+            catch_up,
+            window_ms,
+            queue,
+            message,
+        }
+    }
+
+    pub fn into_parts(self) -> (Times, Message) {
+        let times = Times {
+            timing: self.timing,
+            overlap: self.overlap,
+            catch_up: self.catch_up,
+            window_ms: self.window_ms,
+            queue: self.queue,
+        };
+        (times, self.message)
+    }
+}
+
 /// The code that declares a schedule: of two that run at a time, as in a rolling deployment, the later one's holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Generation {
@@ -148,6 +189,8 @@ pub enum ScheduleStep {
     Declare(Box<Plan>, Generation),
     /// A person says so, or a program at its run time. Stands above what code declares, until a `Reset`.
     Set(Box<Plan>),
+    /// A person changes its times, and nothing of its jobs. Stands as what was `Set` does.
+    Retime(Box<Times>),
     Pause,
     Resume,
     /// Makes a job at once. The schedule's times stay as they are.

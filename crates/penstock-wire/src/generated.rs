@@ -425,7 +425,7 @@ pub struct ScheduleName {
 pub struct Schedule {
     #[prost(message, optional, tag = "1")]
     pub schedule: ::core::option::Option<ScheduleName>,
-    #[prost(oneof = "schedule::Step", tags = "2, 3, 4, 5, 6, 7")]
+    #[prost(oneof = "schedule::Step", tags = "2, 3, 4, 5, 6, 7, 8")]
     pub step: ::core::option::Option<schedule::Step>,
 }
 /// Nested message and enum types in `Schedule`.
@@ -447,6 +447,9 @@ pub mod schedule {
         /// takes back what was set and paused
         #[prost(bool, tag = "7")]
         Reset(bool),
+        /// changes all but the message, which is left out; stands as what was set does
+        #[prost(message, tag = "8")]
+        Retime(super::Plan),
     }
 }
 /// A schedule as code declares it. Of two versions that run at a time, the higher one's holds; else that of the worker
@@ -2459,7 +2462,7 @@ pub struct Report {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Notice {
-    #[prost(oneof = "notice::Notice", tags = "1, 2, 3, 4, 5, 6, 7, 8")]
+    #[prost(oneof = "notice::Notice", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9")]
     pub notice: ::core::option::Option<notice::Notice>,
 }
 /// Nested message and enum types in `Notice`.
@@ -2527,6 +2530,19 @@ pub mod notice {
         #[prost(uint64, tag = "2")]
         pub kept_bytes: u64,
     }
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+    pub struct Hung {
+        #[prost(message, optional, tag = "1")]
+        pub schedule: ::core::option::Option<super::ScheduleName>,
+        #[prost(bytes = "bytes", tag = "2")]
+        pub job: ::prost::bytes::Bytes,
+        /// since the job was made
+        #[prost(uint64, tag = "3")]
+        pub for_ms: u64,
+        /// of the last runs
+        #[prost(uint64, tag = "4")]
+        pub median_ms: u64,
+    }
     #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
     pub enum Notice {
         #[prost(message, tag = "1")]
@@ -2545,6 +2561,8 @@ pub mod notice {
         UnknownTask(UnknownTask),
         #[prost(message, tag = "8")]
         SharedTask(SharedTask),
+        #[prost(message, tag = "9")]
+        Hung(Hung),
     }
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -2877,6 +2895,7 @@ pub(crate) mod shapes {
         (1, Field::One(&SCHEDULE_NAME)),
         (2, Field::One(&DECLARED)),
         (3, Field::One(&PLAN)),
+        (8, Field::One(&PLAN)),
     ]);
     pub(crate) const PLAN: Shape = Shape::new(&[
         (1, Field::One(&TIMING)),

@@ -247,6 +247,7 @@ fn any_schedule() -> impl Strategy<Value = Op> {
     let step = prop_oneof![
         (any_plan(), generation).prop_map(|(plan, code)| ScheduleStep::Declare(plan, code)),
         any_plan().prop_map(ScheduleStep::Set),
+        any_plan().prop_map(|plan| ScheduleStep::Retime(Box::new(plan.into_parts().0))),
         Just(ScheduleStep::Pause),
         Just(ScheduleStep::Resume),
         Just(ScheduleStep::Run),
@@ -680,6 +681,16 @@ fn any_answer() -> impl Strategy<Value = Answer> {
 
 fn any_notice() -> impl Strategy<Value = Notice> {
     prop_oneof![
+        (any_schedule_name(), any_id(), any::<[u64; 2]>()).prop_map(
+            |(schedule, job, [for_ms, median_ms])| {
+                Notice::Hung {
+                    schedule,
+                    job,
+                    for_ms,
+                    median_ms,
+                }
+            }
+        ),
         (".{0,8}", any::<u64>(), any::<u64>()).prop_map(|(queue, waiting, for_ms)| {
             Notice::Unserved {
                 queue,

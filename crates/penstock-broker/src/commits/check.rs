@@ -374,6 +374,9 @@ impl Broker {
                     check_name("a queue's name", &plan.queue)?;
                     self.check_shape(&plan.message)?;
                 }
+                if let ScheduleStep::Retime(times) = step {
+                    check_name("a queue's name", &times.queue)?;
+                }
                 self.check_schedule(schedule, step)
             }
             Op::Unschedule { schedule } => self.check_known_schedule(schedule),

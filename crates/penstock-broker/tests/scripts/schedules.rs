@@ -298,6 +298,66 @@ fn a_queued_time_waits_for_the_group_in_the_place_of_the_job() {
 }
 
 #[test]
+fn a_run_that_hangs_is_named_at_ten_times_the_median() {
+    let mut script = "
+        a hello                                     -> a welcome 0
+        a set poll every=3600000                    -> a confirm 1
+        w hello                                     -> w welcome 0
+        w consume default 99                        ->
+        "
+    .to_owned();
+    for run in 1..=5_u64 {
+        let (wait, job) = (3600000 - 2000 * u64::from(run > 1), run * 3600000);
+        script += &format!(
+            "
+            wait {wait}                             -> w deliver at{job}
+            wait 2000                               ->
+            w ack at{job}                           -> w confirm {run}
+            "
+        );
+    }
+    script += "
+        wait 3598000                                -> w deliver at21600000
+        wait 19999                                  ->
+        wait 1                                      -> notice: at21600000 of poll hangs for 20000 instead of 2000
+        # Once is enough.
+        wait 3579999                                ->
+        wait 1                                      ->
+        w ack at21600000                            -> w confirm 6
+        # One that waits for a worker does not hang, however long it does. It may once it has begun.
+        w pause default                             -> w confirm 7
+        wait 3600000                                ->
+        wait 3000000                                ->
+        w resume default                            -> w confirm 8, w deliver at28800000
+        wait 19999                                  ->
+        wait 1                                      -> notice: at28800000 of poll hangs for 20000 instead of 2000
+        ";
+    check(&script);
+}
+
+#[test]
+fn a_person_changes_the_times_and_not_the_job() {
+    for between in BETWEEN {
+        check(&format!(
+            "
+            a hello                                     -> a welcome 0
+            a declare poll every=60000 task=poll queue=slow -> a confirm 1
+            a retime poll every=90000 overlap=allow queue=slow -> a confirm 2
+            {between}
+            b hello                                     -> b welcome 0
+            b schedules                                 -> b schedules poll:every90000:0+0+0:set:next90000
+            w hello                                     -> w welcome 0
+            w consume slow 9                            ->
+            wait 90000                                  -> w deliver at90000@slow
+            b schedule poll reset                       -> b confirm 1
+            b schedules                                 -> b schedules poll:every60000:1+0+0:running:last90000:next150000
+            b retime other every=90000                  -> b confirm 2 2:refused 0 Invalid
+            "
+        ));
+    }
+}
+
+#[test]
 fn a_full_queue_has_the_time_skipped() {
     check(
         "

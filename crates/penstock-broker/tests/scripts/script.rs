@@ -595,6 +595,13 @@ impl World {
                     },
                 }
             }
+            "retime" => {
+                let plan = plan(self.message(name, &options), &options);
+                Op::Schedule {
+                    schedule: schedule_name(name),
+                    step: ScheduleStep::Retime(Box::new(plan.into_parts().0)),
+                }
+            }
             "schedule" => Op::Schedule {
                 schedule: schedule_name(name),
                 step: match words[2] {
@@ -1265,6 +1272,17 @@ impl World {
             }
             Output::Notice(Notice::FailedDropped { .. }) => {
                 lines.push("notice: failed jobs are dropped".to_owned());
+            }
+            Output::Notice(Notice::Hung {
+                schedule,
+                job,
+                for_ms,
+                median_ms,
+            }) => {
+                let (name, job) = (&schedule.name, name_of_message(&job));
+                lines.push(format!(
+                    "notice: {job} of {name} hangs for {for_ms} instead of {median_ms}"
+                ));
             }
             Output::Notice(Notice::Unreadable { id, queue, .. }) => {
                 let name = name_of_message(&id);

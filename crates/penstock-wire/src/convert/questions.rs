@@ -589,6 +589,17 @@ impl From<Notice> for proto::Notice {
                     app,
                     other_app,
                 }),
+                Notice::Hung {
+                    schedule,
+                    job,
+                    for_ms,
+                    median_ms,
+                } => notice::Notice::Hung(notice::Hung {
+                    schedule: Some(schedule.into()),
+                    job: id_bytes(job),
+                    for_ms,
+                    median_ms,
+                }),
                 Notice::Unreadable { id, queue, reason } => {
                     notice::Notice::Unreadable(notice::Unreadable {
                         id: id_bytes(id),
@@ -637,6 +648,12 @@ impl TryFrom<proto::Notice> for Notice {
             Wire::FailedDropped(dropped) => Self::FailedDropped {
                 kept: dropped.kept,
                 kept_bytes: dropped.kept_bytes,
+            },
+            Wire::Hung(hung) => Self::Hung {
+                schedule: wanted(hung.schedule, "a schedule has no name")?.into(),
+                job: message_id(&hung.job)?,
+                for_ms: hung.for_ms,
+                median_ms: hung.median_ms,
             },
             Wire::Unreadable(unreadable) => Self::Unreadable {
                 id: message_id(&unreadable.id)?,

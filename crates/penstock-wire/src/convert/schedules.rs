@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use penstock_message::{
     CatchUp, Generation, Op, Overlap, Plan, Rhythm, ScheduleInfo, ScheduleName, ScheduleStep,
-    ScheduleTally, SchedulesPage, SchedulesQuery, Skipped, Timing, Version,
+    ScheduleTally, SchedulesPage, SchedulesQuery, Skipped, Times, Timing, Version,
 };
 
 use super::{FromNumber, all, id_bytes, optional_id, wanted};
@@ -30,6 +30,7 @@ pub(super) fn step_to_wire(schedule: ScheduleName, step: ScheduleStep) -> proto:
         step: Some(match step {
             ScheduleStep::Declare(plan, generation) => Wire::Declare(declared(*plan, generation)),
             ScheduleStep::Set(plan) => Wire::Set((*plan).into()),
+            ScheduleStep::Retime(times) => Wire::Retime((*times).into()),
             ScheduleStep::Pause => Wire::Pause(true),
             ScheduleStep::Resume => Wire::Resume(true),
             ScheduleStep::Run => Wire::Run(true),
@@ -73,6 +74,7 @@ pub(super) fn step_from_wire(wire: proto::Schedule) -> Result<Op, WireError> {
             ScheduleStep::Declare(Box::new(plan.try_into()?), generation)
         }
         Wire::Set(plan) => ScheduleStep::Set(Box::new(plan.try_into()?)),
+        Wire::Retime(plan) => ScheduleStep::Retime(Box::new(plan.try_into()?)),
         Wire::Pause(_) => ScheduleStep::Pause,
         Wire::Resume(_) => ScheduleStep::Resume,
         Wire::Run(_) => ScheduleStep::Run,
@@ -113,20 +115,20 @@ impl TryFrom<proto::Timing> for Timing {
     }
 }
 
-impl From<Plan> for proto::Plan {
-    fn from(plan: Plan) -> Self {
+impl From<Times> for proto::Plan {
+    fn from(times: Times) -> Self {
         Self {
-            timing: Some(plan.timing.into()),
-            overlap: proto::plan::Overlap::from(plan.overlap).into(),
-            catch_up: proto::plan::CatchUp::from(plan.catch_up).into(),
-            window_ms: plan.window_ms,
-            queue: plan.queue,
-            message: Some(plan.message.into()),
+            timing: Some(times.timing.into()),
+            overlap: proto::plan::Overlap::from(times.overlap).into(),
+            catch_up: proto::plan::CatchUp::from(times.catch_up).into(),
+            window_ms: times.window_ms,
+            queue: times.queue,
+            message: None,
         }
     }
 }
 
-impl TryFrom<proto::Plan> for Plan {
+impl TryFrom<proto::Plan> for Times {
     type Error = WireError;
 
     fn try_from(wire: proto::Plan) -> Result<Self, WireError> {
@@ -136,8 +138,25 @@ impl TryFrom<proto::Plan> for Plan {
             catch_up: CatchUp::from_number(wire.catch_up)?,
             window_ms: wire.window_ms,
             queue: wire.queue,
-            message: wanted(wire.message, "a plan has no message")?.try_into()?,
         })
+    }
+}
+
+impl From<Plan> for proto::Plan {
+    fn from(plan: Plan) -> Self {
+        let (times, message) = plan.into_parts();
+        let mut wire = Self::from(times);
+        wire.message = Some(message.into());
+        wire
+    }
+}
+
+impl TryFrom<proto::Plan> for Plan {
+    type Error = WireError;
+
+    fn try_from(mut wire: proto::Plan) -> Result<Self, WireError> {
+        let message = wanted(wire.message.take(), "a plan has no message")?.try_into()?;
+        Ok(Self::new(wire.try_into()?, message))
     }
 }
 
