@@ -171,3 +171,118 @@ def test_operators_change_schedules_at_a_terminal(project: Project) -> None:
     missing = project.penstock("schedule", "pause", "poll")
     assert missing.returncode == 1 and "there is no schedule" in missing.output
     app.close()
+
+
+def test_operators_add_schedules_and_change_their_times(shop: Project) -> None:
+    def penstock(*words: str) -> str:
+        run = shop.penstock("schedule", *words)
+        assert run.returncode == 0, run.output
+        return run.output
+
+    def refused(code: int, error: str, *words: str) -> None:
+        run = shop.penstock("schedule", *words)
+        assert run.returncode == code and error in run.output, run.output
+
+    worker = shop.worker("tasks:app", "-c", "1")
+    eventually(lambda: "hourly" in schedules(shop), 30, lambda: worker.output)
+    # An array and an object of JSON are the arguments, as any client would send them.
+    added = penstock("add", "hello", "tasks.greet", "--app", "shop", "--every", "1s", "--args", '["bob"]')
+    assert added.startswith("hello: added, every 1.0 s; next "), added
+    penstock("add", "hello-too", "tasks.greet", "--app", "shop", "--every", "1s", "--kwargs", '{"name": "eve"}')
+    greeted = shop.directory / "greeted"
+    eventually(
+        lambda: greeted.exists() and {"bob", "eve"} <= set(greeted.read_text().split()), 30, lambda: worker.output
+    )
+    # What is not named stays.
+    penstock("edit", "hello", "--overlap", "queue")
+    edited = json.loads(penstock("edit", "hello", "--cron", "30 2 * * *", "--tz", "Europe/Paris", "--json"))
+    assert (edited["cron"], edited["zone"], edited["overlap"]) == ("30 2 * * *", "Europe/Paris", "queue")
+    assert edited["task"] == "tasks.greet"
+    # Above the code, until a reset.
+    penstock("edit", "hourly", "--every", "2h")
+    assert schedules(shop)["hourly"]["set"] and schedules(shop)["hourly"]["queue"] == "reports"
+    penstock("reset", "hourly")
+    assert schedules(shop)["hourly"]["cron"] == "@hourly"
+    add = ("add", "hello", "tasks.greet", "--app", "shop")
+    refused(1, 'has a schedule "hello"; `penstock schedule edit` changes its times', *add, "--every", "1s")
+    refused(2, "say when its jobs come: --cron, --every or --at", *add)
+    refused(2, "a schedule has one of --cron, --every and --at", *add, "--every", "1s", "--cron", "@daily")
+    refused(2, "--args takes a JSON array", *add, "--every", "1s", "--args", "bob")
+    refused(2, "give one of skip, queue, cancel_previous, allow", "edit", "hello", "--overlap", "never")
+    refused(2, "say what is to change", "edit", "hello")
+    refused(1, "there is no time zone", "edit", "hello", "--tz", "Mars/Base")
+    refused(1, 'there is no schedule "other"', "edit", "other", "--every", "1s")
+
+
+def test_overlap_covers_the_workflow_that_a_job_hands_over_to(project: Project) -> None:
+    project.write(
+        "tasks.py",
+        """
+        import time
+        from pathlib import Path
+
+        from penstock import App
+
+        app = App("shop")
+        here = Path(__file__).parent
+
+
+        @app.task
+        def note(word: str) -> None:
+            with open(here / "notes", "a") as file:
+                file.write(f"{word}\\n")
+
+
+        @app.task
+        def rest() -> str:
+            time.sleep(1.5)
+            return "end"
+
+
+        @app.periodic(every=1, name="night")
+        @app.task
+        def begin() -> None:
+            note("begin")
+            return app.replace(rest.s() | note.s())
+        """,
+    )
+    worker = project.worker("tasks:app", "-c", "4")
+    notes = project.directory / "notes"
+    eventually(lambda: notes.exists() and notes.read_text().count("end") >= 3, 60, lambda: worker.output)
+    project.penstock("schedule", "pause", "night")
+    eventually(lambda: not schedules(project)["night"]["running"], 30, lambda: worker.output)
+    words = notes.read_text().split()
+    assert words == ["begin", "end"] * (len(words) // 2), words
+    night = schedules(project)["night"]
+    assert night["fired"] == len(words) // 2 and night["skipped"] >= 2, night
+
+
+def test_a_run_that_hangs_is_named_in_the_logs(project: Project) -> None:
+    project.write(
+        "tasks.py",
+        """
+        import time
+        from pathlib import Path
+
+        from penstock import App
+
+        app = App("shop")
+        runs = Path(__file__).parent / "runs"
+
+
+        @app.periodic(every=1, name="poll")
+        @app.task
+        def poll() -> None:
+            with open(runs, "a") as file:
+                file.write(".")
+            if len(runs.read_text()) == 6:
+                time.sleep(600)
+        """,
+    )
+    worker = project.worker("tasks:app", "-c", "1")
+    said = worker.wait_for_output('of schedule "poll" has not ended for', 90)
+    job = schedules(project)["poll"]["last_job"]
+    assert f"`penstock job cancel {job} --running kill` ends it" in said, said
+    ended = project.penstock("job", "cancel", job, "--running", "kill")
+    assert ended.returncode == 0, ended.output
+    eventually(lambda: schedules(project)["poll"]["last_job"] != job, 60, lambda: worker.output)

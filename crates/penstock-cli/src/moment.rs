@@ -27,6 +27,18 @@ fn moment_before(text: &str, now_ms: u64) -> Option<u64> {
     Some(now_ms.saturating_sub(span_ms(text)?))
 }
 
+/// Reads a moment to come: in so long (`90s`, `30m`, `1d 12h`), or a time with its zone.
+pub fn coming_moment(text: &str) -> Result<u64, String> {
+    let at = match text.parse::<Timestamp>() {
+        Ok(time) => u64::try_from(time.as_millisecond()).ok(),
+        Err(_) => span_ms(text).map(|ms| now_ms().saturating_add(ms)),
+    };
+    at.ok_or_else(|| {
+        "give in how long, such as 90s, 30m or 2h, or a time such as 2030-01-31T08:00:00Z"
+            .to_owned()
+    })
+}
+
 /// Reads a time that something takes: `90s`, `30m`, `12h`, `1d 12h`.
 pub fn duration(text: &str) -> Result<Duration, String> {
     match span_ms(text) {

@@ -1,4 +1,6 @@
-//! Schedules: listed, shown, paused, resumed, run at once, reset and removed.
+//! Schedules: added and changed, listed, shown, paused, resumed, run at once, reset and removed.
+
+mod change;
 
 use clap::{Args, Subcommand};
 use penstock_drawing::fields_of_schedule;
@@ -7,6 +9,7 @@ use penstock_message::{
 };
 use serde_json::json;
 
+use self::change::{AddArguments, EditArguments};
 use crate::exit::{FAILED, Failure, WRONG_CALL};
 use crate::moment::{moment, now_ms};
 use crate::remote::{Broker, BrokerArguments};
@@ -28,6 +31,10 @@ enum Command {
     Ls(ListArguments),
     /// Show one schedule: its times, its last job, what was skipped
     Show(OneArguments),
+    /// Add a schedule: its task, and its times
+    Add(AddArguments),
+    /// Change the times of a schedule, and nothing of its jobs
+    Edit(EditArguments),
     /// Make no more jobs until a resume; times that come meanwhile are not missed
     Pause(OneArguments),
     /// Go on with the times from now
@@ -71,6 +78,8 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     match &arguments.command {
         Command::Ls(arguments) => list(arguments),
         Command::Show(arguments) => show_one(arguments),
+        Command::Add(arguments) => change::add(arguments),
+        Command::Edit(arguments) => change::edit(arguments),
         Command::Pause(arguments) => arguments.order(ScheduleStep::Pause, "paused"),
         Command::Resume(arguments) => arguments.order(ScheduleStep::Resume, "resumed"),
         Command::Run(arguments) => arguments.order(ScheduleStep::Run, "made a job"),
