@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import re
-import signal
 import time
 from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
 from crash.cycles import Cycles
+from crash.storm import kill_at_once
 from project import Process, Project, eventually
 
 from penstock import App, ScheduleInfo
@@ -98,21 +95,30 @@ def test_each_time_is_decided_once_through_kills_of_anything(project: Project, c
         time.sleep(chance.choice((chance.uniform(0, 1), chance.uniform(0, 1), chance.uniform(1, 3))))
         victim = chance.choice(("broker", "broker", "supervisor", "child", "broker and supervisor"))
         hits[victim] += 1
-        if "broker" in victim and project.broker_pid() is not None:
-            project.kill_broker()
-        if "child" in victim:
-            for pid in children_of(worker.pid)[-1:]:
-                os.kill(pid, signal.SIGKILL)
+        victims: list[int | None] = []
+        if "broker" in victim:
+            victims.append(project.broker_pid())
         if "supervisor" in victim:
-            worker.signal(signal.SIGKILL)
-            worker.wait()
-            worker = start(project)
+            victims.append(worker.pid)
+        if "child" in victim:
+            # Of those that run jobs, or the one that forks them: its end is that of the worker.
+            children = [pid for pid, words in project.processes().items() if "penstock._worker.zygote" in words]
+            victims += chance.sample(children, min(1, len(children)))
+        kill_at_once([pid for pid in victims if pid is not None])
+        worker = alive(project, worker)
     # Another time comes, and all that was made has ended.
     last = {name: decided(schedule(app, name)) for name in SCHEDULES}
     for name in SCHEDULES:
-        eventually(lambda name=name: decided(schedule(app, name)) > last[name], 60, lambda: worker.output)
+        eventually(lambda name=name: decided(schedule(app, name)) > last[name], 60)
         app.schedules.pause(name)
-    eventually(lambda: not any(schedule(app, name).running for name in SCHEDULES), 120, lambda: worker.output)
+
+    def is_over() -> bool:
+        nonlocal worker
+        # One whose zygote was killed ends a little later.
+        worker = alive(project, worker)
+        return not any(schedule(app, name).running for name in SCHEDULES)
+
+    eventually(is_over, 120, lambda: worker.output)
     runs = runs_of(project)
     for name, (_, policy) in SCHEDULES.items():
         info = schedule(app, name)
@@ -140,23 +146,13 @@ def test_each_time_is_decided_once_through_kills_of_anything(project: Project, c
     cycles.report(f"{kills} kills ({dict(hits)}); fired+skipped+missed: {words}")
 
 
+def alive(project: Project, worker: Process) -> Process:
+    """Return the worker, or another one if it has ended."""
+    return worker if worker.returncode is None else start(project)
+
+
 def start(project: Project) -> Process:
     return project.worker("tasks:app", "-c", "3")
-
-
-def children_of(pid: int) -> list[int]:
-    """Processes of a worker that run jobs or fork those that do, youngest last."""
-    found = []
-    waiting = [pid]
-    while waiting:
-        parent = waiting.pop()
-        try:
-            children = Path(f"/proc/{parent}/task/{parent}/children").read_text()
-        except OSError:
-            continue
-        waiting += (some := [int(child) for child in re.findall(r"\d+", children)])
-        found += some
-    return sorted(found)
 
 
 def schedule(app: App, name: str) -> ScheduleInfo:

@@ -22,7 +22,11 @@ EXAMPLES = {
 
 def test_every_example_is_here():
     assert {path.stem for path in (ROOT / "examples").glob("*.py")} == EXAMPLES.keys()
-    assert {path.parent.name for path in (ROOT / "examples").glob("*/__main__.py")} == {"breakdown", "collector"}
+    assert {path.parent.name for path in (ROOT / "examples").glob("*/__main__.py")} == {
+        "breakdown",
+        "collector",
+        "poller",
+    }
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -93,6 +97,22 @@ def test_the_breakdown_makes_the_same_page_in_each_way(project):
         assert sorted(quantiles, key=milliseconds) == quantiles
     # The white of the page, a violin for each, and a legend.
     assert picture.count('z" fill="#') == 1 + len(figures) + len({name for name, *_ in figures})
+
+
+def test_a_poll_piles_up_only_where_it_may_overlap_itself(project):
+    run, picture = measure(project, "poller", "--seconds", "16", "--slow", "2", "12", "--slow-takes", "2.5")
+    row = r"^\| `(\w+)` +" + r"\| +(\d+) " * 4 + r"\|$"
+    figures = {name: list(map(int, numbers)) for name, *numbers in re.findall(row, run.output, re.MULTILINE)}
+    assert figures.keys() == {"skip", "queue", "allow"}, run.output
+    polls, skipped, most, _ = zip(*figures.values(), strict=True)
+    assert most[0] == most[1] == 1 and most[2] >= 4, run.output
+    assert skipped[0] >= 3 and skipped[2] == 0, run.output
+    if polls[2] < 14:
+        raise TooSlow(run.output)
+    # All of its slots are taken, and others wait: the status says so.
+    queue = re.search(r"^allow +(\d+) +0 +4 ", run.output, re.MULTILINE)
+    assert queue is not None and int(queue[1]) == most[2] - 4, run.output
+    assert picture.count("<path") == 2 + len(figures) + len(re.findall(r'text-anchor="end"', picture))
 
 
 def milliseconds(figure: str) -> int:

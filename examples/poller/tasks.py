@@ -1,0 +1,18 @@
+"""The poll: one request to a service whose port it is told."""
+
+from __future__ import annotations
+
+import http.client
+
+from penstock import App
+
+app = App("poller")
+
+
+@app.task
+def poll(port: int) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
+    connection.request("GET", "/news")
+    response = connection.getresponse()
+    response.read()
+    return response.status
