@@ -90,8 +90,11 @@ def test_each_time_is_decided_once_through_kills_of_anything(project: Project, c
         first[name] = schedule(app, name).next[0]
     hits: Counter[str] = Counter()
     worker = start(project)
+    ledger = project.directory / "ledger"
     for _ in range(kills):
-        # A random moment of a second, and now and then a long while.
+        # Jobs run again; then a random moment of a second, and now and then a long while.
+        known = ledger.stat().st_size if ledger.exists() else 0
+        eventually(lambda known=known: ledger.exists() and ledger.stat().st_size > known, 60, lambda: worker.output)
         time.sleep(chance.choice((chance.uniform(0, 1), chance.uniform(0, 1), chance.uniform(1, 3))))
         victim = chance.choice(("broker", "broker", "supervisor", "child", "broker and supervisor"))
         hits[victim] += 1
