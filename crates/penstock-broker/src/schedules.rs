@@ -17,6 +17,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
+use penstock_faults::planted;
 use penstock_message::{
     CatchUp, Due, Extras, IdSource, MessageId, Notice, Overlap, Plan, Refusal, Running,
     ScheduleInfo, ScheduleName, ScheduleStep, SchedulesPage, SchedulesQuery, SeededMap,
@@ -417,7 +418,11 @@ impl Broker {
         let (catch_up, window_ms, jitter_ms) =
             (plan.catch_up, plan.window_ms, plan.timing.jitter_ms);
         let mut progress = schedule.progress;
-        if progress.after > now.saturating_add(CLOCK_WAS_WRONG_MS) {
+        let may_be_ahead_ms = match planted!("fire-twice-after-step-back") {
+            true => 0,
+            false => CLOCK_WAS_WRONG_MS,
+        };
+        if progress.after > now.saturating_add(may_be_ahead_ms) {
             progress.after = now;
             self.decide_schedule(name, progress);
             return Looked::Decided;
@@ -493,13 +498,17 @@ impl Broker {
             .map_or(Overlap::Skip, |plan| plan.overlap);
         let earlier = progress.last.map(|(_, job)| job);
         let earlier = earlier.filter(|job| self.state.is_unfinished(job));
+        let earlier =
+            earlier.filter(|job| !planted!("skip-forgets-retry") || self.begun_at(job).is_some());
         let Some(earlier) = earlier.filter(|_| overlap != Overlap::Allow) else {
             return self.fire(name, progress, time);
         };
         let has_queued = progress.queued.is_some();
         match overlap {
             Overlap::CancelPrevious => {
-                if let Some(queued) = progress.queued.replace(time) {
+                if let Some(queued) = progress.queued.replace(time)
+                    && !planted!("queue-forgets-its-time")
+                {
                     progress.tally.skipped += 1;
                     progress.skipped = Some((queued, Skipped::Overlap));
                 }

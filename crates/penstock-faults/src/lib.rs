@@ -15,7 +15,7 @@ mod table;
 #[cfg(feature = "on")]
 pub use points::{Points, is_found_by, is_likely, is_planted, plant, point};
 #[cfg(feature = "on")]
-pub use table::{PLANTS, POINTS, Plant};
+pub use table::{Finder, PLANTS, POINTS, Plant};
 
 // Profiles for the simulator and for tests have debug assertions; what users are given has not.
 #[cfg(all(feature = "on", not(debug_assertions)))]

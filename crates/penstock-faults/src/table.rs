@@ -6,16 +6,24 @@
 pub struct Plant {
     pub name: &'static str,
     pub promise: &'static str,
-    /// Whether tests of the worker find it, and not the simulator: what a supervisor shares with its children in memory
-    /// is not simulated.
-    pub is_for_tests: bool,
+    pub finder: Finder,
+}
+
+/// Whoever is to find a bug.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Finder {
+    Simulator,
+    /// Tests of the worker: what a supervisor shares with its children in memory is not simulated.
+    Worker,
+    /// Scripts of the broker that are drawn at random: the simulator has no schedules.
+    Scripts,
 }
 
 const fn plant(name: &'static str, promise: &'static str) -> Plant {
     Plant {
         name,
         promise,
-        is_for_tests: false,
+        finder: Finder::Simulator,
     }
 }
 
@@ -23,7 +31,15 @@ const fn in_worker(name: &'static str, promise: &'static str) -> Plant {
     Plant {
         name,
         promise,
-        is_for_tests: true,
+        finder: Finder::Worker,
+    }
+}
+
+const fn in_scripts(name: &'static str, promise: &'static str) -> Plant {
+    Plant {
+        name,
+        promise,
+        finder: Finder::Scripts,
     }
 }
 
@@ -402,6 +418,19 @@ pub const PLANTS: &[Plant] = &[
     plant(
         "carry-no-pause",
         "a pause outlives the segment it was written in",
+    ),
+    // Schedules, found by scripts that are drawn at random.
+    in_scripts(
+        "fire-twice-after-step-back",
+        "a time of a schedule is decided once, though the clock is set back",
+    ),
+    in_scripts(
+        "skip-forgets-retry",
+        "a job that waits for its retry is in the way of the next",
+    ),
+    in_scripts(
+        "queue-forgets-its-time",
+        "a time that is decided has a job, was skipped, or was missed",
     ),
     // The worker, found by its tests.
     in_worker(

@@ -4,7 +4,7 @@
 use std::sync::Mutex;
 use std::time::Instant;
 
-use penstock_faults::{PLANTS, Plant, Points};
+use penstock_faults::{Finder, PLANTS, Plant, Points};
 
 use crate::soak::run_without_panic;
 use crate::world::Without;
@@ -25,8 +25,9 @@ struct Hunt {
 /// when all were caught.
 pub fn hunt(names: &[&str], seeds: u64) -> bool {
     let start = Instant::now();
-    let wanted =
-        |plant: &&Plant| !plant.is_for_tests && (names.is_empty() || names.contains(&plant.name));
+    let wanted = |plant: &&Plant| {
+        plant.finder == Finder::Simulator && (names.is_empty() || names.contains(&plant.name))
+    };
     let mut hunts: Vec<Hunt> = PLANTS.iter().filter(wanted).map(Hunt::new).collect();
     let count = hunts.len();
     if count < names.len() {

@@ -17,6 +17,7 @@ mod relay;
 mod replaced;
 mod revivals;
 mod schedules;
+mod schedules_at_random;
 mod script;
 mod transactions;
 mod waits;
