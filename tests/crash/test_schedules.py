@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -93,8 +94,7 @@ def test_each_time_is_decided_once_through_kills_of_anything(project: Project, c
     ledger = project.directory / "ledger"
     for _ in range(kills):
         # Jobs run again; then a random moment of a second, and now and then a long while.
-        known = ledger.stat().st_size if ledger.exists() else 0
-        eventually(lambda known=known: ledger.exists() and ledger.stat().st_size > known, 60, lambda: worker.output)
+        wait_for_a_job(ledger, worker)
         time.sleep(chance.choice((chance.uniform(0, 1), chance.uniform(0, 1), chance.uniform(1, 3))))
         victim = chance.choice(("broker", "broker", "supervisor", "child", "broker and supervisor"))
         hits[victim] += 1
@@ -147,6 +147,11 @@ def test_each_time_is_decided_once_through_kills_of_anything(project: Project, c
     listed = {name: schedule(app, name) for name in SCHEDULES}
     words = ", ".join(f"{name} {info.fired}+{info.skipped}+{info.missed}" for name, info in listed.items())
     cycles.report(f"{kills} kills ({dict(hits)}); fired+skipped+missed: {words}")
+
+
+def wait_for_a_job(ledger: Path, worker: Process) -> None:
+    known = ledger.stat().st_size if ledger.exists() else 0
+    eventually(lambda: ledger.exists() and ledger.stat().st_size > known, 60, lambda: worker.output)
 
 
 def alive(project: Project, worker: Process) -> Process:
