@@ -53,15 +53,14 @@ impl JobsProgress {
         self.running.insert(grant, Bytes::copy_from_slice(&body));
     }
 
-    /// The lease has ended, whatever becomes of its job.
+    /// Whether no job has told any for a while: then the end of a lease need not be told.
     #[inline]
-    pub(crate) fn lease_ended(&mut self, grant: u64, job: &MessageId) {
-        if !self.running.is_empty() || !self.ended.is_empty() {
-            self.end(grant, job);
-        }
+    pub(crate) fn is_empty(&self) -> bool {
+        self.running.is_empty() && self.ended.is_empty()
     }
 
-    fn end(&mut self, grant: u64, job: &MessageId) {
+    /// The lease has ended, whatever becomes of its job.
+    pub(crate) fn lease_ended(&mut self, grant: u64, job: &MessageId) {
         self.ended.remove(job);
         let Some(body) = self.running.remove(&grant) else {
             return;
@@ -112,5 +111,43 @@ impl Broker {
         if held.is_some_and(|held| held.session == session) {
             state.progress.note(lease.grant, body);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_kept_is_bounded() {
+        let mut progress = JobsProgress::new(SeededState::default());
+        let body = Bytes::from(vec![0; Progress::CAP_BYTES]);
+        let fitting = (ALL_CAP_BYTES / Progress::CAP_BYTES) as u64;
+        for grant in 0..fitting + 10 {
+            progress.note(grant, body.clone());
+        }
+        assert_eq!(progress.running.len() as u64, fitting);
+        assert_eq!(progress.bytes, ALL_CAP_BYTES);
+        // In the place of an earlier one there is room.
+        progress.note(7, Bytes::from_static(b"short"));
+        progress.note(fitting, Bytes::from_static(b"short"));
+        assert_eq!(progress.running.len() as u64, fitting + 1);
+        for grant in 0..fitting + 10 {
+            progress.lease_ended(grant, &MessageId(u128::from(grant).to_le_bytes()));
+        }
+        assert_eq!((progress.running.len(), progress.bytes), (0, 0));
+        assert_eq!(
+            (progress.ended.len(), progress.order.len()),
+            (ENDED_KEPT, ENDED_KEPT)
+        );
+        // A job that runs again and again takes one place.
+        for grant in 0..5_000 {
+            progress.note(grant, Bytes::from_static(b"again"));
+            progress.lease_ended(grant, &MessageId([1; 16]));
+        }
+        assert_eq!(
+            (progress.ended.len(), progress.order.len()),
+            (1, ENDED_KEPT)
+        );
     }
 }

@@ -17,7 +17,7 @@ use std::io::{self, IoSliceMut};
 use std::mem::{MaybeUninit, replace, take};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
 use std::time::Duration;
 
 use penstock_faults::planted;
@@ -80,16 +80,9 @@ pub struct Link {
     /// Nothing is claimed or begun here any more.
     has_closed: AtomicBool,
     /// Those of all slots, by which jobs are found that tell their progress.
-    windows: Mutex<Vec<Arc<Window>>>,
-    late: Late,
-}
-
-/// Progress that was told too soon after what was told before, and is passed on in time.
-#[derive(Default)]
-struct Late {
-    /// Whether there is any, and whether there is a thread for it.
-    state: Mutex<(bool, bool)>,
-    changed: Condvar,
+    windows: Mutex<Vec<Weak<Window>>>,
+    /// A thread is there that passes on progress which was told too soon after what was told before.
+    is_late: AtomicBool,
 }
 
 struct Outcomes {
@@ -271,7 +264,7 @@ impl Link {
             news: OnceLock::new(),
             has_closed: AtomicBool::new(false),
             windows: Mutex::default(),
-            late: Late::default(),
+            is_late: AtomicBool::new(false),
         }))
     }
 
@@ -297,7 +290,10 @@ impl Link {
             has_progress: AtomicBool::new(false),
             progress: Mutex::default(),
         });
-        lock(&self.windows).push(Arc::clone(&window));
+        let mut windows = lock(&self.windows);
+        windows.retain(|window| window.strong_count() > 0);
+        windows.push(Arc::downgrade(&window));
+        drop(windows);
         Slot {
             number: number as usize,
             is_watched: false,
@@ -422,58 +418,43 @@ impl Link {
     /// A job tells its progress, from any thread. Says whether it runs here.
     pub fn tell_progress(self: &Arc<Self>, id: [u8; 16], body: &[u8]) -> io::Result<bool> {
         let windows = lock(&self.windows);
-        let Some(window) = windows.iter().find(|window| window.runs(id)) else {
+        let mut all = windows.iter().filter_map(Weak::upgrade);
+        let found = all.find(|window| window.runs(id));
+        drop(windows);
+        let Some(window) = found else {
             return Ok(false);
         };
-        let window = Arc::clone(window);
-        drop(windows);
-        match window.tell_progress(body)? {
-            true => Ok(true),
-            false => self.await_late().map(|()| true),
+        if !window.tell_progress(body)? {
+            self.await_late();
         }
+        Ok(true)
     }
 
-    /// Has the latest progress of a job passed on once it is time, by a thread that is made for the first.
-    fn await_late(self: &Arc<Self>) -> io::Result<()> {
-        let mut state = lock(&self.late.state);
-        let (is_some, has_thread) = *state;
-        *state = (true, true);
-        drop(state);
-        if !is_some {
-            self.late.changed.notify_one();
-        }
-        if has_thread {
-            return Ok(());
+    /// Has the latest progress of a job passed on once it is time, by a thread that lives until then: a job that forks had
+    /// better find none.
+    fn await_late(self: &Arc<Self>) {
+        if self.is_late.swap(true, Ordering::SeqCst) {
+            return;
         }
         let link = Arc::clone(self);
+        let pass_on = move || {
+            std::thread::sleep(Duration::from_nanos(PROGRESS_EVERY_NS));
+            // From here on another thread is made for what is told too late for this one.
+            link.is_late.store(false, Ordering::SeqCst);
+            let windows = lock(&link.windows).clone();
+            for window in windows.iter().filter_map(Weak::upgrade) {
+                // Where this fails, the supervisor is gone.
+                let _ = window.pass_on_progress(true);
+            }
+        };
         // Signals are for the threads of the interpreter, where they interrupt waits.
         let thread = without_signals(|| {
             let builder = std::thread::Builder::new().name("progress".to_owned());
-            builder
-                .stack_size(256 << 10)
-                .spawn(move || link.pass_on_late())
+            builder.stack_size(256 << 10).spawn(pass_on)
         });
-        thread.map(drop)
-    }
-
-    fn pass_on_late(&self) {
-        loop {
-            let mut state = lock(&self.late.state);
-            while !state.0 {
-                state = self
-                    .late
-                    .changed
-                    .wait(state)
-                    .unwrap_or_else(PoisonError::into_inner);
-            }
-            state.0 = false;
-            drop(state);
-            // All that came meanwhile is due by then.
-            std::thread::sleep(Duration::from_nanos(PROGRESS_EVERY_NS));
-            let windows = lock(&self.windows).clone();
-            for window in windows {
-                let _ = window.pass_on_progress(true);
-            }
+        if thread.is_err() {
+            // The next call passes it on, or the job's end.
+            self.is_late.store(false, Ordering::SeqCst);
         }
     }
 

@@ -235,8 +235,10 @@ impl State {
             }
             MessagePlace::Held(_) => self.count_held(slot, Adjust::Subtract),
             MessagePlace::Leased(lease) => {
-                self.progress
-                    .lease_ended(lease.grant.number, &self.messages[slot].id);
+                if !self.progress.is_empty() {
+                    let job = self.messages[slot].id;
+                    self.progress.lease_ended(lease.grant.number, &job);
+                }
                 if self.joins.has_unsealed() {
                     let ended = lease.grant.number;
                     self.joins.abandon(|growth| growth.grant == ended);
