@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use penstock_message::{Key, MessageId};
+use penstock_message::MessageId;
 
 use crate::Broker;
 use crate::consumers::Seat;
@@ -299,10 +299,10 @@ impl Broker {
         let mut results = 0;
         for stored in keys.iter() {
             let found = keys
-                .value(&stored.key)
+                .value(&stored.key())
                 .expect("a value is found by its key");
             assert_eq!(found.number, stored.number, "two values of one key");
-            if let Key::Result(_) = stored.key {
+            if stored.is_result() {
                 bytes += stored.bytes();
                 results += 1;
             }

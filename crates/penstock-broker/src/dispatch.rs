@@ -159,6 +159,11 @@ impl Broker {
         if must_be_safe {
             rests.add(self.state.position, Durability::Disk);
         }
+        if self.state.messages.until_start(slot).is_some() {
+            // Before the lease: a claim that ends here is not taken again, by a retry or after a crash.
+            self.record(&Event::Unclaimed { number });
+            self.state.give_up_claim(slot);
+        }
         let grant = Grant {
             epoch: self.epoch,
             number: self.state.grants + 1,
@@ -241,8 +246,7 @@ impl Broker {
             Timer::Expiry { .. } => unreachable!("these are ended together"),
             Timer::ValueExpiry { slot, number } => {
                 let stored = self.state.keys.get(slot, number);
-                let Some((key, at)) = stored.map(|stored| (stored.key.clone(), stored.expires_at))
-                else {
+                let Some((key, at)) = stored.map(|stored| (stored.key(), stored.expires_at)) else {
                     return;
                 };
                 let now = self.clocks.steady();
@@ -384,6 +388,11 @@ impl Broker {
         }
         if let Some(lease) = messages.lease_state_mut(handle.slot) {
             lease.expired = true;
+            return false;
+        }
+        // A message that has taken the place of another has its number, and another time.
+        let at = messages.expires_at(handle.slot);
+        if !at.is_some_and(|at| self.clocks.has_come(at)) {
             return false;
         }
         // What has been told how it ended does not end in another way.

@@ -1,7 +1,7 @@
 //! Values next to the queues, their watchers, and the keys that belong to a message.
 
 use bytes::Bytes;
-use penstock_message::{Key, SeededMap, SeededState, Value, ValueStatus};
+use penstock_message::{Key, MessageId, Scope, SeededMap, SeededState, Value, ValueStatus};
 use rustc_hash::FxHashMap;
 
 use crate::Position;
@@ -16,7 +16,9 @@ use crate::watchers::Watchers;
 
 #[derive(Debug)]
 pub(crate) struct Stored {
-    pub(crate) key: Key,
+    key: StoredKey,
+    /// Feature that the key belongs to. (In the key, it would take eight bytes more.)
+    scope: Option<Scope>,
     pub(crate) status: ValueStatus,
     pub(crate) body: Bytes,
     pub(crate) group: Name,
@@ -27,6 +29,13 @@ pub(crate) struct Stored {
     pub(crate) number: u64,
     pub(crate) base: Position,
     pub(crate) rests: Rests,
+}
+
+/// A [`Key`] without its scope.
+#[derive(Debug)]
+enum StoredKey {
+    Result(MessageId),
+    Bytes(Bytes),
 }
 
 /// Number of results that are passed over each time that one is looked for to be dropped.
@@ -68,6 +77,56 @@ impl StoredRun {
 }
 
 impl Stored {
+    pub(crate) fn new(
+        key: Key,
+        value: Value,
+        group: Name,
+        expires_at: Option<u64>,
+        run: Option<RunHead>,
+        at: (Position, Rests),
+    ) -> Self {
+        let (key, scope) = match key {
+            Key::Result(id) => (StoredKey::Result(id), None),
+            Key::Named(name) => (StoredKey::Bytes(name), None),
+            Key::Scoped(scope, key) => (StoredKey::Bytes(key), Some(scope)),
+        };
+        Self {
+            key,
+            scope,
+            status: value.status,
+            body: value.body,
+            group,
+            expires_at: expires_at.unwrap_or(NEVER),
+            run: run.map(StoredRun::new),
+            number: 0,
+            base: at.0,
+            rests: at.1,
+        }
+    }
+
+    pub(crate) fn key(&self) -> Key {
+        match (&self.key, self.scope) {
+            (StoredKey::Result(id), _) => Key::Result(*id),
+            (StoredKey::Bytes(name), None) => Key::Named(name.clone()),
+            (StoredKey::Bytes(key), Some(scope)) => Key::Scoped(scope, key.clone()),
+        }
+    }
+
+    fn has_key(&self, key: &Key) -> bool {
+        match (key, &self.key) {
+            (Key::Result(id), StoredKey::Result(own)) => id == own,
+            (Key::Named(name), StoredKey::Bytes(own)) => self.scope.is_none() && name == own,
+            (Key::Scoped(scope, key), StoredKey::Bytes(own)) => {
+                self.scope == Some(*scope) && key == own
+            }
+            _ => false,
+        }
+    }
+
+    pub(crate) fn is_result(&self) -> bool {
+        matches!(self.key, StoredKey::Result(_))
+    }
+
     pub(crate) fn expires_at(&self) -> Option<u64> {
         (self.expires_at != NEVER).then_some(self.expires_at)
     }
@@ -79,8 +138,8 @@ impl Stored {
     /// Returns the bytes that it counts against the cap, and roughly takes in the journal.
     pub(crate) fn bytes(&self) -> u64 {
         let key = match &self.key {
-            Key::Result(id) => id.0.len(),
-            Key::Named(name) => name.len(),
+            StoredKey::Result(id) => id.0.len(),
+            StoredKey::Bytes(name) => name.len(),
         };
         (48 + key + self.body.len()) as u64
     }
@@ -129,7 +188,7 @@ impl Keys {
     }
 
     pub(crate) fn find(&self, key: &Key) -> Option<u32> {
-        let is_it = |slot: u32| self.values[slot].key == *key;
+        let is_it = |slot: u32| self.values[slot].has_key(key);
         self.by_key.find(self.by_key.hash(key), is_it)
     }
 
@@ -160,10 +219,10 @@ impl Keys {
         self.stored += 1;
         stored.number = self.stored;
         let number = stored.number;
-        let result = matches!(stored.key, Key::Result(_)).then(|| (stored.group, stored.bytes()));
+        let result = stored.is_result().then(|| (stored.group, stored.bytes()));
         let slot = self.values.insert(stored);
         let Self { values, by_key, .. } = self;
-        by_key.insert(by_key.hash(&values[slot].key), slot);
+        by_key.insert(by_key.hash(&values[slot].key()), slot);
         if let Some((group, bytes)) = result {
             self.results += 1;
             self.results_bytes += bytes;
@@ -177,7 +236,7 @@ impl Keys {
 
     pub(crate) fn remove(&mut self, key: &Key) -> Option<Stored> {
         let Self { values, by_key, .. } = self;
-        let is_it = |slot: u32| values[slot].key == *key;
+        let is_it = |slot: u32| values[slot].has_key(key);
         let slot = by_key.remove(by_key.hash(key), is_it)?;
         let stored = self.values.remove(slot);
         if let Key::Result(_) = key {
@@ -222,9 +281,9 @@ impl Keys {
             if !is_stored(&self.values, slot, number) {
                 continue;
             }
-            let key = &self.values[slot].key;
-            if !self.watchers.is_watched(key) && !is_pinned(key) {
-                return Some(key.clone());
+            let key = self.values[slot].key();
+            if !self.watchers.is_watched(&key) && !is_pinned(&key) {
+                return Some(key);
             }
             // A value that is watched is about to be read, and one that is pinned may be; it ages anew.
             group.order.push_back((slot, number));

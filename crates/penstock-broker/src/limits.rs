@@ -199,8 +199,8 @@ fn journal_bytes(op: &Op) -> usize {
             unless_key,
             ..
         } => {
-            let key = match unless_key {
-                Some(Key::Named(name)) => name.len(),
+            let key = match unless_key.as_ref().map(|claim| &claim.key) {
+                Some(Key::Named(name) | Key::Scoped(_, name)) => name.len(),
                 _ => 0,
             };
             message_bytes(message) + key + 16 * queues.len()

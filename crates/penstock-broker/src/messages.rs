@@ -248,8 +248,17 @@ enum WaitsFor {
 struct Extra {
     notes: Vec<Bytes>,
     claim: Option<Key>,
+    /// End of that claim, where it is not the end of the message.
+    until_start: Option<UntilStart>,
     failure: Option<Box<Failure>>,
     asked: Option<Asked>,
+}
+
+/// A claim that ends when its message is handed out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct UntilStart {
+    /// Time, on the steady clock, by which the messages that take each other's place are due.
+    pub(crate) latest: Option<u64>,
 }
 
 /// Request to stop a message, made to the worker that runs it.
@@ -794,6 +803,14 @@ impl Messages {
         self.extra(slot)?.claim.as_ref()
     }
 
+    /// Returns how the claim of the message ends, if that is with its first hand-out.
+    pub(crate) fn until_start(&self, slot: u32) -> Option<UntilStart> {
+        match self.entries[slot].has_rare_fields() {
+            true => self.extra(slot)?.until_start,
+            false => None,
+        }
+    }
+
     /// Returns its extras, without its place in a join if its id says which that is.
     #[inline]
     pub(crate) fn extras(&self, slot: u32) -> Option<&Extras> {
@@ -1003,12 +1020,18 @@ impl Messages {
     }
 
     pub(crate) fn set_claim(&mut self, slot: u32, key: Key) {
-        self.extra_mut(slot).claim = Some(key);
+        let extra = self.extra_mut(slot);
+        (extra.claim, extra.until_start) = (Some(key), None);
         self.enter_if_put_off(slot);
     }
 
+    pub(crate) fn set_until_start(&mut self, slot: u32, until: UntilStart) {
+        self.extra_mut(slot).until_start = Some(until);
+    }
+
     pub(crate) fn forget_claim(&mut self, slot: u32) {
-        self.extra_mut(slot).claim = None;
+        let extra = self.extra_mut(slot);
+        (extra.claim, extra.until_start) = (None, None);
     }
 
     pub(crate) fn set_extras(&mut self, slot: u32, mut extras: Extras) {

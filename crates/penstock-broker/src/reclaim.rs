@@ -5,7 +5,7 @@ use penstock_message::Durability;
 
 use crate::keys::StoredRun;
 use crate::ledger::Entity;
-use crate::messages::{Asked, BodyAt, State as MessagePlace};
+use crate::messages::{Asked, BodyAt, State as MessagePlace, UntilStart};
 use crate::records::{Event, JoinProgress, KeptEnd, KeptEnds, Place};
 use crate::state::Adjust;
 use crate::{Broker, Position};
@@ -99,7 +99,7 @@ impl Broker {
                 let stored = self.state.keys.get_mut(slot);
                 stored.base = position;
                 let event = Event::Stored {
-                    key: stored.key.clone(),
+                    key: stored.key(),
                     status: stored.status,
                     body: &stored.body,
                     group: stored.group,
@@ -228,7 +228,15 @@ impl Broker {
                 || self.state.keys.owner(&key) == Some(messages.handle(slot)))
             && !planted!("carry-no-claim")
         {
-            writer.push(names, &Event::Claimed { number, key });
+            let claimed = match messages.until_start(slot) {
+                Some(UntilStart { latest }) => Event::ClaimedUntilStart {
+                    number,
+                    key,
+                    latest,
+                },
+                None => Event::Claimed { number, key },
+            };
+            writer.push(names, &claimed);
         }
         if let Some(Asked { reason, kill }) = messages.asked(slot)
             && !planted!("carry-no-cancel")

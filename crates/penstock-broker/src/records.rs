@@ -189,7 +189,14 @@ pub(crate) enum Event<'a> {
         number: u64,
         key: Key,
     },
-    /// The message gives up its key, though it has not ended: a failed join blocks it.
+    /// The key belongs to the message until it is handed out for the first time, or ends before that.
+    ClaimedUntilStart {
+        number: u64,
+        key: Key,
+        /// Time, on the steady clock, by which the messages that take each other's place are due.
+        latest: Option<u64>,
+    },
+    /// The message gives up its key, though it has not ended: a failed join blocks it, or the key was its own until it started.
     Unclaimed {
         number: u64,
     },
@@ -672,7 +679,7 @@ mod tag {
     pub(super) const LIMITED: u8 = 24;
     pub(super) const WORKFLOW_OPENED: u8 = 25;
     pub(super) const WORKFLOW_CHANGED: u8 = 26;
-    // 30, 33, 34, 37 and 38 are reserved: members settled, policies, gates, claims moved, breakers.
+    // 30, 33, 34 and 38 are reserved: members settled, policies, gates, breakers.
     pub(super) const JOIN_STATE: u8 = 27;
     pub(super) const JOIN_GROWN: u8 = 28;
     pub(super) const JOIN_SEALED: u8 = 29;
@@ -680,6 +687,7 @@ mod tag {
     pub(super) const REVIVED: u8 = 32;
     pub(super) const SCHEDULE_SET: u8 = 35;
     pub(super) const SCHEDULE_FIRED: u8 = 36;
+    pub(super) const CLAIMED_UNTIL_START: u8 = 37;
     pub(super) const ENDED_MANY: u8 = 39;
     pub(super) const FAILED: u8 = 40;
     pub(super) const SUSPECTED: u8 = 41;
@@ -699,12 +707,13 @@ mod tag {
     /// All tags that are in use.
     #[cfg(test)]
     #[rustfmt::skip]
-    pub(super) const ALL: [u8; 49] = [
+    pub(super) const ALL: [u8; 50] = [
         1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24,
         JOIN_STATE, JOIN_GROWN, JOIN_SEALED, JOIN_OVER, REVIVED, ENDED_MANY, FAILED, SUSPECTED,
         CANCEL_ASKED, CLOCK_BOOT, FAILED_DROPPED, MARKED, MARK_OVER, KEPT_ENDS, KEPT_DROPPED, MEMBER_FAILED,
         MEMBER_NOT_NEEDED, MEMBER_REVIVED, JOIN_REOPENED,
         REPLACED, UNCLAIMED, WORKFLOW_OPENED, WORKFLOW_CHANGED, SCHEDULE_SET, SCHEDULE_FIRED,
+        CLAIMED_UNTIL_START,
     ];
 }
 

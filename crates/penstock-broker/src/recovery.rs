@@ -9,7 +9,7 @@ use crate::clock::{Clocks, KnownClocks, When};
 use crate::connections::cut;
 use crate::endings::CRASHED;
 use crate::joins::Arrival;
-use crate::messages::{Asked, BodyAt, Ended, Handle, State as MessagePlace};
+use crate::messages::{Asked, BodyAt, Ended, Handle, State as MessagePlace, UntilStart};
 use crate::numbers::ByNumber;
 use crate::records::{Event, FIRST_VERSION, Failing, JoinProgress, RecordError, RecordReader};
 use crate::state::{Ending, State};
@@ -551,6 +551,18 @@ impl Recovery {
                 Some(slot) => state.claim(slot, key),
                 None => {}
             },
+            Event::ClaimedUntilStart {
+                number,
+                key,
+                latest,
+            } => {
+                if let Some(slot) = self.slots.of(number)
+                    && !state.messages[slot].is_failed()
+                    && !state.messages[slot].is_ended()
+                {
+                    state.claim_until_start(slot, key, UntilStart { latest });
+                }
+            }
             Event::Unclaimed { number } => {
                 if let Some(slot) = self.slots.of(number) {
                     state.give_up_claim(slot);

@@ -85,9 +85,10 @@ impl From<Refusal> for Failure {
                 (FAILED, text)
             }
             // No command sends what these answer.
-            Refusal::LeaseLost | Refusal::GuardFailed | Refusal::AlreadyExists => {
-                (FAILED, format!("the broker refused: {why:?}"))
-            }
+            Refusal::LeaseLost
+            | Refusal::GuardFailed
+            | Refusal::AlreadyExists
+            | Refusal::Claimed(_) => (FAILED, format!("the broker refused: {why:?}")),
         };
         Self::new(code, format!("{text}; nothing was changed"))
     }

@@ -166,6 +166,8 @@ pub fn is_asked_for(feature: Feature) -> bool {
             | Feature::FailedJobs
             | Feature::Workflows
             | Feature::Schedules
+            | Feature::Claims
+            | Feature::Debounce
             | Feature::CancelWaiting
             | Feature::CancelRunning
             | Feature::TasksOfConsumers

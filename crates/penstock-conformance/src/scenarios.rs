@@ -10,12 +10,12 @@ use bytes::Bytes;
 use penstock_driver::DriverError;
 use penstock_message::Feature::*;
 use penstock_message::{
-    Answer, Applied, AskQuery, CatchUp, Condition, Delivery, Due, Durability, FailedQuery, Failure,
-    Feature, Filter, HeaderPatch, Hold, JoinPolicy, Key, KeyState, Message, MessageState, NoReply,
-    NodeState, Op, Open, Overflow, Overlap, Plan, Query, QueueLimits, Receipt, Refusal,
-    ReleaseReason, Rhythm, Run, Running, ScheduleName, ScheduleStep, SchedulesQuery, Target, Tasks,
-    Timing, Value, ValueStatus, WorkerReport, WorkerState, WorkerStatus, WorkflowState,
-    WorkflowsQuery,
+    Answer, Applied, AskQuery, CatchUp, Claim, Condition, Conflict, Delivery, Due, Durability,
+    FailedQuery, Failure, Feature, Filter, HeaderPatch, Hold, JoinPolicy, Key, KeyState, Message,
+    MessageState, NoReply, NodeState, Op, Open, Overflow, Overlap, Plan, Query, QueueLimits,
+    Receipt, Refusal, ReleaseReason, Rhythm, Run, Running, ScheduleName, ScheduleStep,
+    SchedulesQuery, Scope, Target, Tasks, Timing, Until, Value, ValueStatus, WorkerReport,
+    WorkerState, WorkerStatus, WorkflowState, WorkflowsQuery,
 };
 
 use crate::words::*;
@@ -69,6 +69,8 @@ scenarios! { $
     guards_decide { shows [Keys] needs [OneStepSettlement, Pending] }
     an_id_is_accepted_once { shows [] needs [Dedupe] }
     a_publish_under_a_key_is_skipped_while_the_key_exists { shows [Keys] needs [] }
+    a_unique_job_is_one_until_its_key_is_free { shows [Claims] needs [Values, Pending] }
+    the_last_of_quick_calls_is_due_in_time { shows [Debounce] needs [Claims, Delays] }
     one_body_goes_to_any_number_of_queues { shows [] needs [] }
     a_delay_is_kept_by_the_broker { shows [Delays] needs [] }
     what_expires_is_not_handed_out_and_ends_as_expired { shows [] needs [Values] }
@@ -263,7 +265,7 @@ fn a_publish_under_a_key_is_skipped_while_the_key_exists(bench: &Bench<'_>) {
         queues: vec!["work".into()],
         message: message(number),
         due: None,
-        unless_key: Some(named("unique")),
+        unless_key: Some(named("unique").into()),
     };
     assert_eq!(worker.client.commit(vec![unique(1)]), applied());
     let receipt = worker.client.commit(vec![publish(message(2)), unique(3)]);
@@ -283,6 +285,88 @@ fn a_publish_under_a_key_is_skipped_while_the_key_exists(bench: &Bench<'_>) {
         "the key ends with its message"
     );
     assert_eq!(worker.take_one().message.id, id(4));
+}
+
+fn claimed(number: u64, until: Until, conflict: Conflict, due: Option<Due>) -> Op {
+    let key = Key::Scoped(Scope::Unique, Bytes::from_static(b"unique"));
+    Op::Publish {
+        queues: vec!["work".into()],
+        message: message(number),
+        due,
+        unless_key: Some(Box::new(Claim {
+            key,
+            until,
+            conflict,
+        })),
+    }
+}
+
+fn a_unique_job_is_one_until_its_key_is_free(bench: &Bench<'_>) {
+    let client = bench.client();
+    let publish =
+        |number, until, conflict| client.commit(vec![claimed(number, until, conflict, None)]);
+    let skipped = |owner| {
+        Receipt::Applied(Applied {
+            skipped: vec![0],
+            owners: vec![(0, id(owner))],
+            ..Applied::default()
+        })
+    };
+    let replace = Conflict::Replace { max_wait_ms: None };
+    assert_eq!(publish(1, Until::Started, Conflict::Skip), applied());
+    assert_eq!(
+        publish(2, Until::Started, Conflict::Skip),
+        skipped(1),
+        "one job waits"
+    );
+    let refused = publish(2, Until::Started, Conflict::Refuse);
+    assert_eq!(refusal(refused), Refusal::Claimed(id(1)));
+    assert_eq!(publish(3, Until::Started, replace), applied());
+    let KeyState::Present(replaced) = client.end_of(result(1)) else {
+        panic!("it has ended");
+    };
+    assert_eq!(replaced.status, ValueStatus::Replaced);
+    assert_eq!(replaced.body, id(3).0[..]);
+    let worker = bench.client().worker("work", 1);
+    let taken = worker.take_one();
+    assert_eq!(taken.message.id, id(3));
+    // It has been handed out, and what comes now is another job, until that has ended.
+    assert_eq!(publish(4, Until::Ended, Conflict::Skip), applied());
+    worker.settle(&taken, vec![ack(&taken)]);
+    assert_eq!(publish(5, Until::Ended, Conflict::Skip), skipped(4));
+    let taken = worker.take_one();
+    assert_eq!(publish(5, Until::Ended, replace), skipped(4), "it runs");
+    worker.settle(&taken, vec![ack(&taken)]);
+    // A key for a time outlives its job.
+    assert_eq!(
+        publish(6, Until::ForMs(3_600_000), Conflict::Skip),
+        applied()
+    );
+    let taken = worker.take_one();
+    worker.settle(&taken, vec![ack(&taken)]);
+    assert_eq!(publish(7, Until::Ended, Conflict::Skip), skipped(6));
+}
+
+fn the_last_of_quick_calls_is_due_in_time(bench: &Bench<'_>) {
+    let worker = bench.client().worker("work", 1);
+    let replace = Conflict::Replace {
+        max_wait_ms: Some(1_000),
+    };
+    let publish = |number, after_ms| {
+        let due = Some(Due::AfterMs(after_ms));
+        let receipt = worker
+            .client
+            .commit(vec![claimed(number, Until::Started, replace, due)]);
+        assert_eq!(receipt, applied());
+    };
+    publish(1, 300);
+    // Its own delay is an hour, and the longest wait a second after the first.
+    publish(2, 3_600_000);
+    assert_eq!(
+        worker.take_one().message.id,
+        id(2),
+        "the last one runs, in time"
+    );
 }
 
 fn one_body_goes_to_any_number_of_queues(bench: &Bench<'_>) {

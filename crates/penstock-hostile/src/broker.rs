@@ -8,9 +8,9 @@ use penstock_broker::{
     Broker, BrokerOptions, Carried, ConnId, Input, Now, Output, Position, Query, Recovery, Unread,
 };
 use penstock_message::{
-    AskQuery, Condition, Consume, Due, Durability, HeaderPatch, Hold, JoinPolicy, Key, Lease,
-    Message, MessageId, Op, ReleaseReason, SessionId, StatusQuery, Tasks, Tx, Unsealed, Value,
-    ValueStatus, WorkerReport, WorkerState,
+    AskQuery, Claim, Condition, Conflict, Consume, Due, Durability, HeaderPatch, Hold, JoinPolicy,
+    Key, Lease, Message, MessageId, Op, ReleaseReason, Scope, SessionId, StatusQuery, Tasks, Tx,
+    Unsealed, Until, Value, ValueStatus, WorkerReport, WorkerState,
 };
 
 const CLIENTS: usize = 3;
@@ -341,7 +341,7 @@ impl World {
                     queues.push(any_name(data)?);
                 }
                 let unless_key = match data.ratio(1, 4)? {
-                    true => Some(any_key(data)?),
+                    true => Some(any_claim(data)?),
                     false => None,
                 };
                 Op::Publish {
@@ -667,6 +667,29 @@ fn any_key(data: &mut Unstructured<'_>) -> Result<Key> {
         2 => Key::Named(Bytes::from_static(b"k2")),
         _ => Key::Result(any_id(data)?),
     })
+}
+
+fn any_claim(data: &mut Unstructured<'_>) -> Result<Box<Claim>> {
+    let key = match data.ratio(1, 2)? {
+        true => Key::Scoped(Scope::Unique, Bytes::from_static(b"k")),
+        false => any_key(data)?,
+    };
+    Ok(Box::new(Claim {
+        key,
+        until: match data.int_in_range(0..=2)? {
+            0 => Until::Ended,
+            1 => Until::Started,
+            _ => Until::ForMs(any_number(data)?),
+        },
+        conflict: match data.int_in_range(0..=3)? {
+            0 => Conflict::Skip,
+            1 => Conflict::Refuse,
+            2 => Conflict::Replace { max_wait_ms: None },
+            _ => Conflict::Replace {
+                max_wait_ms: Some(any_number(data)?),
+            },
+        },
+    }))
 }
 
 fn any_body(data: &mut Unstructured<'_>) -> Result<Bytes> {

@@ -13,7 +13,8 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::{
-    Consume, DEFAULT_PRIORITY, Due, Durability, Key, Message, Op, Query, Running, Tasks, Tx,
+    Claim, Conflict, Consume, DEFAULT_PRIORITY, Due, Durability, Key, Message, Op, Query, Running,
+    Tasks, Tx, Until,
 };
 
 /// Capabilities of an engine. Every field defaults to *not offered*, or to the weakest promise.
@@ -467,7 +468,7 @@ impl Feature {
             Self::SteadyClock => "a clock that nobody sets",
             Self::Workflows => "workflows",
             Self::ValueStreams => "streams of values",
-            Self::Claims => "claims",
+            Self::Claims => "unique jobs",
             Self::Debounce => "debouncing",
             Self::RateLimits => "limiting rates",
             Self::FairShare => "fair shares",
@@ -527,7 +528,7 @@ impl Features {
             } => self
                 .of_message(message)
                 .of_due(due.as_ref())
-                .when(unless_key.is_some(), Feature::Keys),
+                .of_claim(unless_key.as_deref()),
             Op::Move { due, .. } => self.of_due(due.as_ref()),
             Op::Put { key, .. } | Op::Delete { key } | Op::Guard { key, .. } => self.of_key(key),
             Op::Hold(hold) => hold
@@ -558,6 +559,25 @@ impl Features {
             .when(member, Feature::Joins)
     }
 
+    fn of_claim(self, claim: Option<&Claim>) -> Self {
+        let Some(claim) = claim else {
+            return self;
+        };
+        let is_debounce = matches!(
+            claim.conflict,
+            Conflict::Replace {
+                max_wait_ms: Some(_)
+            }
+        );
+        let is_plain = claim.until == Until::Ended && claim.conflict == Conflict::Skip;
+        self.with(match claim.key {
+            Key::Scoped(..) => Feature::Claims,
+            Key::Named(_) | Key::Result(_) => Feature::Keys,
+        })
+        .when(!is_plain, Feature::Claims)
+        .when(is_debounce, Feature::Debounce)
+    }
+
     fn of_due(self, due: Option<&Due>) -> Self {
         self.when(due.is_some(), Feature::Delays)
     }
@@ -566,6 +586,7 @@ impl Features {
         self.with(match key {
             Key::Result(_) => Feature::Values,
             Key::Named(_) => Feature::Keys,
+            Key::Scoped(..) => Feature::Claims,
         })
     }
 

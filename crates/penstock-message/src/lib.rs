@@ -44,10 +44,11 @@ pub use schedule::{
     ScheduleTally, SchedulesPage, SchedulesQuery, Skipped, Times, Timing, Version,
 };
 pub use tx::{
-    Applied, Condition, Due, Durability, Failure, Filter, HeaderPatch, Hold, JoinId, JoinPolicy,
-    Op, Open, Receipt, Refusal, Running, Target, Tx, Unsealed, place_of_heir,
+    Applied, Claim, Condition, Conflict, Due, Durability, Failure, Filter, HeaderPatch, Hold,
+    JoinId, JoinPolicy, Op, Open, Receipt, Refusal, Running, Target, Tx, Unsealed, Until,
+    place_of_heir,
 };
-pub use value::{Key, KeyState, Run, Value, ValueStatus};
+pub use value::{Key, KeyState, Run, Scope, Value, ValueStatus};
 pub use waits::{RefusedWait, WaitRefusal, WaitingJob};
 
 /// Milliseconds since the Unix epoch, by the broker's clock.

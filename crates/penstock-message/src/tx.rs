@@ -52,9 +52,8 @@ pub enum Op {
         queues: Vec<String>,
         message: Message,
         due: Option<Due>,
-        /// Key under which to publish. If it exists, the operation is skipped, and the receipt says so;
-        /// otherwise the key belongs to the message until that ends or fails for good.
-        unless_key: Option<Key>,
+        /// Key that the message is to own. If it exists, the claim says what becomes of the operation.
+        unless_key: Option<Box<Claim>>,
     },
     Put {
         key: Key,
@@ -158,6 +157,51 @@ impl Op {
                 | Self::Fail { .. }
         )
     }
+}
+
+/// Key that a message is to own, for how long, and the choice between it and an owner that exists.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Claim {
+    pub key: Key,
+    pub until: Until,
+    pub conflict: Conflict,
+}
+
+impl From<Key> for Box<Claim> {
+    /// Claims a key as an application does: until the message has ended, and only where nobody has it.
+    fn from(key: Key) -> Self {
+        Self::new(Claim {
+            key,
+            until: Until::Ended,
+            conflict: Conflict::Skip,
+        })
+    }
+}
+
+/// End of a claim.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Until {
+    /// The end of the message, also as a failed job. A person who retries that takes the key again, or is refused.
+    #[default]
+    Ended,
+    /// The first time that the message is handed out. Retries do not take the key again.
+    Started,
+    /// A time after the publish, whatever becomes of the message.
+    ForMs(u64),
+}
+
+/// Outcome of an operation whose key exists already.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Conflict {
+    /// The operation is skipped, and the receipt says so and names the owner.
+    #[default]
+    Skip,
+    /// The transaction is refused with [`Refusal::Claimed`].
+    Refuse,
+    /// The message takes the place of an owner that waits, which ends as replaced. Skipped where the owner does not wait.
+    ///
+    /// With `max_wait_ms`, no message that takes a place is due later than this time after the first one was published.
+    Replace { max_wait_ms: Option<u64> },
 }
 
 /// Returns the place that goes by a job's id, which whatever replaces it names; `None` for the id of a join. The broker takes
@@ -388,7 +432,7 @@ pub enum Receipt {
 /// Details of a [`Tx`] that was applied; mostly empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Applied {
-    /// Operations that were not applied, by index: their `unless_key` existed.
+    /// Operations that were not applied, by index: the key of their claim existed.
     pub skipped: Vec<u32>,
     /// Owners of the keys of those operations, as (index, message); of a `ScheduleStep::Run` the job that it has made.
     pub owners: Vec<(u32, MessageId)>,
@@ -443,4 +487,6 @@ pub enum Refusal {
     NoSuchJob,
     /// The job is past the point where this could be done to it.
     TooLate(MessageState),
+    /// The key of a claim belongs to this message.
+    Claimed(MessageId),
 }

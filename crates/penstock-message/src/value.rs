@@ -10,6 +10,23 @@ pub enum Key {
     Result(MessageId),
     /// A key of an application's own choosing.
     Named(Bytes),
+    /// A key that a feature derives, apart from all that an application chooses. Only a [`Claim`](crate::Claim) names it.
+    Scoped(Scope, Bytes),
+}
+
+/// Feature that a derived key belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum Scope {
+    /// Calls of a task that are one job at a time.
+    Unique = 1,
+    /// Calls that a program makes once.
+    Idempotency = 2,
+    // 3 schedule, 4 progress, 5 once and 6 lock are reserved.
+}
+
+impl Scope {
+    pub const ALL: [Self; 2] = [Self::Unique, Self::Idempotency];
 }
 
 /// Outcome that a value reports.
@@ -30,7 +47,7 @@ pub enum ValueStatus {
     /// A job that it waited for has failed. Derived by the broker; the body is the ids of the failed jobs, 16 bytes each,
     /// at most [`UPSTREAM_IDS`](crate::UPSTREAM_IDS).
     Upstream = 5,
-    /// Another job took its place; the body is that job's id. Reserved for workflows.
+    /// Another job took its place while it waited, by a claim; the body is that job's id.
     Replaced = 6,
     /// A join has succeeded. Written by the broker; the body is the join's id and the number of its members (4 bytes,
     /// little-endian), whose results have the values.

@@ -237,8 +237,17 @@ impl Client {
         timeout_s: f64,
     ) -> PyResult<Bound<'py, PyList>> {
         let (ids, tx, durability) = publish_all(&jobs)?;
-        self.commit(py, tx, durability, timeout_s)?;
-        id_list(py, &ids)
+        let deadline = deadline(Some(timeout_s))?;
+        let driver = self.driver()?;
+        let outcome = wait_for_end(py, &*driver, |done| {
+            driver.commit(vec![tx], durability, deadline, done);
+        })?;
+        let owners = owners(outcome)?;
+        let list = id_list(py, &ids)?;
+        for (place, owner) in owners {
+            list.set_item(place as usize, (PyBytes::new(py, &owner.0),))?;
+        }
+        Ok(list)
     }
 
     /// Commits all jobs and joins of a workflow in one transaction. `workflow`: its id; `None`: a job of no workflow. Returns
@@ -695,7 +704,7 @@ impl Client {
         let inbox = Arc::clone(&port.inbox);
         inbox.expect(token);
         let done = Box::new(move |outcome| {
-            inbox.end(token, confirmed(outcome).map(|()| End::Committed));
+            inbox.end(token, owners(outcome).map(End::Enqueued));
         });
         py.detach(move || driver.commit(vec![tx], durability, deadline, done));
         id_list(py, &ids)
@@ -939,6 +948,18 @@ fn question_deadline(timeout_s: f64) -> PyResult<Instant> {
 pub(crate) fn confirmed(outcome: Result<Vec<Receipt>, DriverError>) -> Result<(), Failure> {
     let receipts = outcome.map_err(Failure::of_commit)?;
     receipts.into_iter().try_for_each(Failure::of_receipt)
+}
+
+/// Returns the jobs that have the keys of calls which made none, each with the place of its call.
+fn owners(outcome: Result<Vec<Receipt>, DriverError>) -> Result<Vec<(u32, MessageId)>, Failure> {
+    let mut owners = Vec::new();
+    for receipt in outcome.map_err(Failure::of_commit)? {
+        match receipt {
+            Receipt::Applied(applied) => owners.extend(applied.owners),
+            other => Failure::of_receipt(other)?,
+        }
+    }
+    Ok(owners)
 }
 
 /// Returns the state that a cancellation found its job in; `None`: the broker holds no such job, or no longer says.

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use penstock_driver::{DriverError, ErrorKind};
-use penstock_message::{MessageState, Receipt, Refusal, RefusedWait, WaitRefusal};
+use penstock_message::{MessageId, MessageState, Receipt, Refusal, RefusedWait, WaitRefusal};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
@@ -15,6 +15,8 @@ pub(crate) struct Failure {
     text: String,
     /// The call had been sent, so a broker may have carried it out.
     maybe_accepted: bool,
+    /// Job that has the key of a refused one.
+    owner: Option<MessageId>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +34,7 @@ enum Kind {
     NotOffered,
     NoSuchJob,
     TooLate,
+    JobExists,
     WaitCycle,
     TooManyWaiting,
     /// Faults that a caller can do nothing about.
@@ -44,6 +47,7 @@ impl Failure {
             kind,
             text: text.into(),
             maybe_accepted: false,
+            owner: None,
         }
     }
 
@@ -172,9 +176,8 @@ impl Failure {
             false => format!("{reason}{advice}"),
         };
         Self {
-            kind,
-            text,
             maybe_accepted,
+            ..Self::new(kind, text)
         }
     }
 
@@ -194,9 +197,8 @@ impl Failure {
                 _ => Kind::BrokerUnavailable,
             };
             return Self {
-                kind,
-                text,
                 maybe_accepted,
+                ..Self::new(kind, text)
             };
         }
         Self::of_commit(DriverError {
@@ -258,6 +260,13 @@ impl Failure {
                     state_name(state)
                 ),
             ),
+            Refusal::Claimed(owner) => Self {
+                owner: Some(owner),
+                ..Self::new(
+                    Kind::JobExists,
+                    format!("job {owner} has its unique key; nothing was accepted"),
+                )
+            },
             Refusal::LeaseLost => Self::new(
                 Kind::Penstock,
                 "the job's lease was lost to somebody else; nothing was changed",
@@ -272,7 +281,12 @@ impl Failure {
             Ok(class) if self.kind.ends_calls() => {
                 PyErr::from_type(class.clone(), (self.text.clone(), self.maybe_accepted))
             }
-            Ok(class) => PyErr::from_type(class.clone(), (self.text.clone(),)),
+            Ok(class) => match self.owner {
+                Some(owner) => {
+                    PyErr::from_type(class.clone(), (self.text.clone(), owner.to_string()))
+                }
+                None => PyErr::from_type(class.clone(), (self.text.clone(),)),
+            },
         }
     }
 }
@@ -340,6 +354,7 @@ impl Kind {
             Self::NotOffered => class!("NotOffered"),
             Self::NoSuchJob => class!("NoSuchJob"),
             Self::TooLate => class!("TooLate"),
+            Self::JobExists => class!("JobExists"),
             Self::WaitCycle => class!("WaitCycle"),
             Self::TooManyWaiting => class!("TooManyWaiting"),
             Self::Penstock => class!("PenstockError"),

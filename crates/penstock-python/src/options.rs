@@ -1,6 +1,7 @@
 use bytes::Bytes;
 use penstock_message::{
-    DEFAULT_PRIORITY, Due, Durability, Extras, HIGHEST_PRIORITY, Message, MessageId, Op, Retries,
+    Claim, Conflict, DEFAULT_PRIORITY, Due, Durability, Extras, HIGHEST_PRIORITY, Key, Message,
+    MessageId, Op, Retries, Scope, Until,
 };
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
@@ -23,6 +24,8 @@ pub(crate) struct Options {
     timeout_ms: Option<u64>,
     soft_timeout_ms: Option<u64>,
     pub(crate) durability: Durability,
+    /// Key of one call; the options of a task have none.
+    claim: Option<Box<Claim>>,
 }
 
 impl Options {
@@ -32,7 +35,7 @@ impl Options {
             queues: vec![queue],
             message,
             due,
-            unless_key: None,
+            unless_key: self.claim.clone(),
         }
     }
 
@@ -149,6 +152,60 @@ impl Options {
             timeout_ms,
             soft_timeout_ms,
             durability,
+            claim: None,
+        })
+    }
+
+    /// Returns the options of a call that claims a key. `until`: "start", "end", or a time in `for_ms`. `wait_ms`: it is due
+    /// after this time, and `max_wait_ms` the time after which the last of several calls is due.
+    #[pyo3(signature = (key, *, is_own, until, for_ms = None, conflict = "return", wait_ms = None, max_wait_ms = None))]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "keywords in Python, each with its name"
+    )]
+    fn claimed(
+        &self,
+        key: &[u8],
+        is_own: bool,
+        until: &str,
+        for_ms: Option<u64>,
+        conflict: &str,
+        wait_ms: Option<u64>,
+        max_wait_ms: Option<u64>,
+    ) -> Result<Self, Failure> {
+        let scope = match is_own {
+            true => Scope::Idempotency,
+            false => Scope::Unique,
+        };
+        let until = match (until, for_ms) {
+            ("start", None) => Until::Started,
+            ("end", None) => Until::Ended,
+            ("time", Some(ms)) => Until::ForMs(ms),
+            _ => {
+                return Err(Failure::invalid(format!(
+                    "a key is not kept until {until:?}"
+                )));
+            }
+        };
+        let conflict = match conflict {
+            "return" => Conflict::Skip,
+            "raise" => Conflict::Refuse,
+            "replace" => Conflict::Replace { max_wait_ms },
+            other => {
+                return Err(Failure::invalid(format!(
+                    "no conflict is solved by {other:?}"
+                )));
+            }
+        };
+        let claim = Claim {
+            key: Key::Scoped(scope, Bytes::copy_from_slice(key)),
+            until,
+            conflict,
+        };
+        Ok(Self {
+            due: wait_ms.map(Due::AfterMs).or(self.due),
+            claim: Some(Box::new(claim)),
+            ..self.clone()
         })
     }
 

@@ -3,10 +3,10 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use penstock_driver::WatchId;
-use penstock_message::{KeyState, MessageInfo};
+use penstock_message::{KeyState, MessageId, MessageInfo};
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
-use pyo3::types::PyList;
+use pyo3::types::{PyBytes, PyList};
 
 use crate::client::{all_ended, ended, ended_or_gone, info_dict, state_now};
 use crate::errors::Failure;
@@ -34,6 +34,8 @@ struct State {
 /// Outcome of a call.
 pub(crate) enum End {
     Committed,
+    /// The jobs that have the keys of calls which made none, each with the place of its call.
+    Enqueued(Vec<(u32, MessageId)>),
     JobEnded(KeyState),
     JobsEnded(Vec<KeyState>),
     /// Outcome of one job of a call that goes on, by its place among them.
@@ -127,6 +129,11 @@ fn end_to_python(py: Python<'_>, end: Result<End, Failure>) -> PyResult<Bound<'_
     let value = end.map_err(|failure| failure.to_error(py)).and_then(|end| {
         Ok(match end {
             End::Committed => py.None().into_bound(py),
+            End::Enqueued(owners) => {
+                let owners = owners.iter();
+                let owners = owners.map(|(place, owner)| (place, PyBytes::new(py, &owner.0)));
+                PyList::new(py, owners)?.into_any()
+            }
             End::JobEnded(state) => ended(py, state)?.into_any(),
             End::JobsEnded(states) => all_ended(py, states)?.into_any(),
             End::JobOfMany(place, KeyState::Pending) => (place, py.None()).into_bound_py_any(py)?,

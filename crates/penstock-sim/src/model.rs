@@ -373,7 +373,7 @@ impl Model {
             } => {
                 let exists = unless_key
                     .as_ref()
-                    .map_or(Some(false), |key| self.key_exists(key));
+                    .map_or(Some(false), |claim| self.key_exists(&claim.key));
                 if exists.is_some_and(|exists| exists != skipped) {
                     self.fail(format!(
                         "skipped is {skipped}, but {unless_key:?} decides otherwise"
@@ -382,7 +382,7 @@ impl Model {
                 if !skipped {
                     let first = self.items.len();
                     for queue in queues {
-                        let claim = unless_key.clone();
+                        let claim = unless_key.as_ref().map(|claim| claim.key.clone());
                         self.publish(number, queue, message, *due, State::Waiting, claim);
                     }
                     let spared = match is_outcome {

@@ -48,7 +48,7 @@ fn op(op: &Op) -> String {
             words.extend(
                 unless_key
                     .as_ref()
-                    .map(|name| format!(" unless {}", key(name))),
+                    .map(|claim| format!(" unless {}", key(&claim.key))),
             );
             if let Some(expires) = message.expires_at {
                 words += &format!(" expiring {expires:?}");
@@ -108,6 +108,6 @@ fn op(op: &Op) -> String {
 pub fn key(key: &Key) -> String {
     match key {
         Key::Result(message) => format!("the result of {}", id(*message)),
-        Key::Named(name) => String::from_utf8_lossy(name).into_owned(),
+        Key::Named(name) | Key::Scoped(_, name) => String::from_utf8_lossy(name).into_owned(),
     }
 }

@@ -426,7 +426,7 @@ impl Author {
                 } = &mut first
                 {
                     queues.truncate(1);
-                    *unless_key = Some(key.clone());
+                    *unless_key = Some(key.clone().into());
                 }
                 let mut second = first.clone();
                 if let Op::Publish { unless_key, .. } = &mut second {
@@ -468,7 +468,7 @@ impl Author {
                 } = &mut op
                 {
                     queues.truncate(1);
-                    *unless_key = Some(key(rng));
+                    *unless_key = Some(key(rng).into());
                 }
                 return vec![op].into();
             }

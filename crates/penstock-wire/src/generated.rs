@@ -886,8 +886,112 @@ pub struct Publish {
     pub message: ::core::option::Option<crate::message::Message>,
     #[prost(message, optional, tag = "3")]
     pub due: ::core::option::Option<Due>,
+    /// Claims a key until the message has ended, and is skipped where it exists. Not next to a claim.
     #[prost(message, optional, tag = "4")]
     pub unless_key: ::core::option::Option<KeyRef>,
+    #[prost(message, optional, tag = "5")]
+    pub claim: ::core::option::Option<Claim>,
+}
+/// A key that a message is to own, for how long, and the choice between it and an owner that exists.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Claim {
+    #[prost(message, optional, tag = "1")]
+    pub key: ::core::option::Option<KeyRef>,
+    #[prost(enumeration = "claim::Until", tag = "2")]
+    pub until: i32,
+    #[prost(uint64, tag = "3")]
+    pub for_ms: u64,
+    #[prost(enumeration = "claim::Conflict", tag = "4")]
+    pub conflict: i32,
+    /// With REPLACE: no message that takes a place is due later than this after the first one was published.
+    #[prost(uint64, optional, tag = "5")]
+    pub max_wait_ms: ::core::option::Option<u64>,
+}
+/// Nested message and enum types in `Claim`.
+pub mod claim {
+    #[derive(
+        Clone,
+        Copy,
+        Debug,
+        PartialEq,
+        Eq,
+        Hash,
+        PartialOrd,
+        Ord,
+        ::prost::Enumeration
+    )]
+    #[repr(i32)]
+    pub enum Until {
+        /// the end of the message, also as a failed job
+        Ended = 0,
+        /// the first time that it is handed out
+        Started = 1,
+        /// `for_ms` after the publish, whatever becomes of the message
+        Time = 2,
+    }
+    impl Until {
+        /// String value of the enum field names used in the ProtoBuf definition.
+        ///
+        /// The values are not transformed in any way and thus are considered stable
+        /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+        pub fn as_str_name(&self) -> &'static str {
+            match self {
+                Self::Ended => "ENDED",
+                Self::Started => "STARTED",
+                Self::Time => "TIME",
+            }
+        }
+        /// Creates an enum from field names used in the ProtoBuf definition.
+        pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+            match value {
+                "ENDED" => Some(Self::Ended),
+                "STARTED" => Some(Self::Started),
+                "TIME" => Some(Self::Time),
+                _ => None,
+            }
+        }
+    }
+    #[derive(
+        Clone,
+        Copy,
+        Debug,
+        PartialEq,
+        Eq,
+        Hash,
+        PartialOrd,
+        Ord,
+        ::prost::Enumeration
+    )]
+    #[repr(i32)]
+    pub enum Conflict {
+        Skip = 0,
+        /// the whole transaction, with CLAIMED
+        Refuse = 1,
+        /// an owner that waits: it ends as replaced, and the message takes its place
+        Replace = 2,
+    }
+    impl Conflict {
+        /// String value of the enum field names used in the ProtoBuf definition.
+        ///
+        /// The values are not transformed in any way and thus are considered stable
+        /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+        pub fn as_str_name(&self) -> &'static str {
+            match self {
+                Self::Skip => "SKIP",
+                Self::Refuse => "REFUSE",
+                Self::Replace => "REPLACE",
+            }
+        }
+        /// Creates an enum from field names used in the ProtoBuf definition.
+        pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+            match value {
+                "SKIP" => Some(Self::Skip),
+                "REFUSE" => Some(Self::Refuse),
+                "REPLACE" => Some(Self::Replace),
+                _ => None,
+            }
+        }
+    }
 }
 /// A place in a join.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -966,11 +1070,20 @@ pub struct Retries {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct KeyRef {
-    #[prost(oneof = "key_ref::Key", tags = "1, 2")]
+    #[prost(oneof = "key_ref::Key", tags = "1, 2, 3")]
     pub key: ::core::option::Option<key_ref::Key>,
 }
 /// Nested message and enum types in `KeyRef`.
 pub mod key_ref {
+    /// A key that a feature derives; only a claim names one.
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+    pub struct Scoped {
+        /// 1 unique, 2 idempotency; 3 to 6 are reserved
+        #[prost(uint32, tag = "1")]
+        pub scope: u32,
+        #[prost(bytes = "bytes", tag = "2")]
+        pub key: ::prost::bytes::Bytes,
+    }
     #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
     pub enum Key {
         /// a message id
@@ -978,6 +1091,8 @@ pub mod key_ref {
         Result(::prost::bytes::Bytes),
         #[prost(bytes, tag = "2")]
         Named(::prost::bytes::Bytes),
+        #[prost(message, tag = "3")]
+        Scoped(Scoped),
     }
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1275,6 +1390,8 @@ pub mod receipt {
         NoSuchJob = 11,
         /// the job is in `state`
         TooLate = 12,
+        /// the key of a claim belongs to the only one of `owners`
+        Claimed = 13,
     }
     impl Why {
         /// String value of the enum field names used in the ProtoBuf definition.
@@ -1296,6 +1413,7 @@ pub mod receipt {
                 Self::NotOffered => "NOT_OFFERED",
                 Self::NoSuchJob => "NO_SUCH_JOB",
                 Self::TooLate => "TOO_LATE",
+                Self::Claimed => "CLAIMED",
             }
         }
         /// Creates an enum from field names used in the ProtoBuf definition.
@@ -1314,6 +1432,7 @@ pub mod receipt {
                 "NOT_OFFERED" => Some(Self::NotOffered),
                 "NO_SUCH_JOB" => Some(Self::NoSuchJob),
                 "TOO_LATE" => Some(Self::TooLate),
+                "CLAIMED" => Some(Self::Claimed),
                 _ => None,
             }
         }
@@ -2864,7 +2983,10 @@ pub(crate) mod shapes {
         (2, Field::Many(&KEY_REF, size_of::<super::KeyRef>())),
         (4, Field::Many(&KEY_REF, size_of::<super::KeyRef>())),
     ]);
-    pub(crate) const KEY_REF: Shape = Shape::new(&[]);
+    pub(crate) const KEY_REF: Shape = Shape::new(&[
+        (3, Field::One(&KEY_REF_SCOPED)),
+    ]);
+    pub(crate) const KEY_REF_SCOPED: Shape = Shape::new(&[]);
     pub(crate) const COMMIT: Shape = Shape::new(&[
         (3, Field::Many(&TX, size_of::<super::Tx>())),
     ]);
@@ -2965,6 +3087,10 @@ pub(crate) mod shapes {
         (2, Field::One(&MESSAGE)),
         (3, Field::One(&DUE)),
         (4, Field::One(&KEY_REF)),
+        (5, Field::One(&CLAIM)),
+    ]);
+    pub(crate) const CLAIM: Shape = Shape::new(&[
+        (1, Field::One(&KEY_REF)),
     ]);
     pub(crate) const MOVE: Shape = Shape::new(&[
         (1, Field::One(&LEASE)),

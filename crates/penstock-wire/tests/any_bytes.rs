@@ -3,16 +3,16 @@
 
 use bytes::{Bytes, BytesMut};
 use penstock_message::{
-    Answer, Applied, AskQuery, CancelOrder, CatchUp, Condition, Counts, Delivery, Due, Durability,
-    Extras, FailedJob, FailedPage, FailedQuery, Failure, Filter, Generation, HeaderPatch, Hold,
-    InputShape, Inputs, JobCounts, JoinPolicy, Key, KeyState, Later, Lease, Member, Message,
-    MessageId, MessageInfo, MessageState, NoReply, NodeState, Notice, Op, Open, OperationStatus,
-    Others, Overflow, Overlap, Plan, Query, QueueLimits, QueueStatus, Receipt, Refusal,
-    ReleaseReason, Retries, Rhythm, Run, Running, RunningJob, ScheduleInfo, ScheduleName,
-    ScheduleStep, ScheduleTally, SchedulesPage, SchedulesQuery, Skipped, Status, StatusCursor,
-    StatusPage, StatusQuery, Tallied, Target, TaskStatus, Timing, Tx, Unsealed, Value, ValueStatus,
-    Version, When, WorkerState, WorkerStatus, WorkflowCounts, WorkflowInfo, WorkflowState,
-    WorkflowsPage, WorkflowsQuery,
+    Answer, Applied, AskQuery, CancelOrder, CatchUp, Claim, Condition, Conflict, Counts, Delivery,
+    Due, Durability, Extras, FailedJob, FailedPage, FailedQuery, Failure, Filter, Generation,
+    HeaderPatch, Hold, InputShape, Inputs, JobCounts, JoinPolicy, Key, KeyState, Later, Lease,
+    Member, Message, MessageId, MessageInfo, MessageState, NoReply, NodeState, Notice, Op, Open,
+    OperationStatus, Others, Overflow, Overlap, Plan, Query, QueueLimits, QueueStatus, Receipt,
+    Refusal, ReleaseReason, Retries, Rhythm, Run, Running, RunningJob, ScheduleInfo, ScheduleName,
+    ScheduleStep, ScheduleTally, SchedulesPage, SchedulesQuery, Scope, Skipped, Status,
+    StatusCursor, StatusPage, StatusQuery, Tallied, Target, TaskStatus, Timing, Tx, Unsealed,
+    Until, Value, ValueStatus, Version, When, WorkerState, WorkerStatus, WorkflowCounts,
+    WorkflowInfo, WorkflowState, WorkflowsPage, WorkflowsQuery,
 };
 use penstock_wire::{
     Decoder, FRAME_HEADER_BYTES, Heard, MAX_FRAME_BYTES, WireError, convert, encode_frame, proto,
@@ -51,8 +51,30 @@ fn any_due() -> impl Strategy<Value = Due> {
 fn any_key() -> impl Strategy<Value = Key> {
     prop_oneof![
         any_id().prop_map(Key::Result),
-        any_bytes().prop_map(Key::Named)
+        any_bytes().prop_map(Key::Named),
+        (proptest::sample::select(&Scope::ALL[..]), any_bytes())
+            .prop_map(|(scope, key)| Key::Scoped(scope, key)),
     ]
+}
+
+fn any_claim() -> impl Strategy<Value = Box<Claim>> {
+    let until = prop_oneof![
+        Just(Until::Ended),
+        Just(Until::Started),
+        any::<u64>().prop_map(Until::ForMs),
+    ];
+    let conflict = prop_oneof![
+        Just(Conflict::Skip),
+        Just(Conflict::Refuse),
+        any::<Option<u64>>().prop_map(|max_wait_ms| Conflict::Replace { max_wait_ms }),
+    ];
+    (any_key(), until, conflict).prop_map(|(key, until, conflict)| {
+        Box::new(Claim {
+            key,
+            until,
+            conflict,
+        })
+    })
 }
 
 fn any_value() -> impl Strategy<Value = Value> {
@@ -293,7 +315,7 @@ fn any_op() -> impl Strategy<Value = Op> {
     );
     let when = proptest::sample::select(&When::ALL[..]);
     let places = (vec((any::<u32>(), when), 0..3), then);
-    let optional_key = option(any_key());
+    let optional_claim = option(any_claim());
     prop_oneof![
         (any_lease(), any::<u64>()).prop_map(|(lease, cost_us)| Op::Ack { lease, cost_us }),
         (any_lease(), any::<u64>()).prop_map(|(lease, cost_us)| Op::Replace { lease, cost_us }),
@@ -303,7 +325,7 @@ fn any_op() -> impl Strategy<Value = Op> {
             vec(".{0,8}", 0..3),
             any_message(),
             option(any_due()),
-            optional_key
+            optional_claim
         )
             .prop_map(|(queues, message, due, unless_key)| Op::Publish {
                 queues,
@@ -396,6 +418,7 @@ fn any_receipt() -> impl Strategy<Value = Receipt> {
         ".{0,9}".prop_map(Refusal::NotOffered),
         Just(Refusal::NoSuchJob),
         any_state().prop_map(Refusal::TooLate),
+        any_id().prop_map(Refusal::Claimed),
     ];
     prop_oneof![
         (

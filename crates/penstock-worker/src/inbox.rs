@@ -158,6 +158,7 @@ pub(crate) fn refusal_text(why: &Refusal) -> String {
         Refusal::DiskFull => "the broker's disk is full".to_owned(),
         Refusal::NoSuchJob => "no such job is held".to_owned(),
         Refusal::TooLate(state) => format!("the job is past that: {state:?}"),
+        Refusal::Claimed(owner) => format!("its key belongs to job {owner}"),
     }
 }
 

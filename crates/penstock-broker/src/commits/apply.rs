@@ -4,19 +4,20 @@ use bytes::Bytes;
 use penstock_faults::planted;
 use penstock_jobs::Blame;
 use penstock_message::{
-    Applied, Due, Extras, Hold, JOIN_CAP, JoinId, Key, Member, Message, MessageId, Op,
-    ReleaseReason, Target, Unsealed, Value, When, place_of_heir,
+    Applied, Claim, Conflict, Due, Extras, Hold, JOIN_CAP, JoinId, Key, Member, Message, MessageId,
+    Op, ReleaseReason, Target, Unsealed, Until, Value, ValueStatus, When as Outcome, place_of_heir,
 };
 
 use super::Checked;
 use crate::Broker;
+use crate::clock::When;
 use crate::endings::{End, Unrun};
 use crate::joins::Arrival;
-use crate::messages::BodyAt;
+use crate::messages::{BodyAt, UntilStart};
 use crate::records::{
     Change, Event, Failing, Growth, How, JoinProgress, MarkedFor, MessageHead, Place, RunHead,
 };
-use crate::state::State;
+use crate::state::{Ending, State};
 use crate::tally::Counted;
 
 /// Reason of a job that came to its workflow, or was to be replaced, after that was cancelled.
@@ -164,11 +165,17 @@ impl Broker {
                 } => {
                     // By the same transaction a key may have come or gone since it was checked, and whether
                     // the message is held was not checked if there was a key then.
-                    let is_skipped = unless_key.as_ref().is_some_and(|key| {
-                        self.key_exists(key) || self.state.messages.holds(&message.id)
+                    let is_skipped = unless_key.as_ref().is_some_and(|claim| {
+                        self.key_exists(&claim.key) || self.state.messages.holds(&message.id)
                     });
+                    let unless_key = unless_key.take();
                     if is_skipped {
-                        let owner = unless_key.as_ref().and_then(|key| self.owner_of(key));
+                        let claim = unless_key.expect("it has a claim");
+                        if let Some(slot) = self.to_replace(&claim, message) {
+                            self.publish_in_place(slot, &queues[0], message, *due, *claim);
+                            continue;
+                        }
+                        let owner = self.state.owner_of(&claim.key);
                         applied.skipped.push(index as u32);
                         applied
                             .owners
@@ -176,8 +183,8 @@ impl Broker {
                         continue;
                     }
                     let claim = replaced.as_mut().and_then(|it| it.hand_on(message));
-                    let unless_key = claim.or_else(|| unless_key.take());
-                    self.publish(queues, message, *due, unless_key, is_outcome);
+                    let claim = claim.map(Into::into).or(unless_key);
+                    self.publish(queues, message, *due, claim, is_outcome);
                 }
                 Op::Put {
                     key,
@@ -351,10 +358,67 @@ impl Broker {
         }
     }
 
-    /// The message that owns the key.
-    fn owner_of(&self, key: &Key) -> Option<MessageId> {
-        let owner = self.state.keys.owner(key)?;
-        self.state.messages.get(owner).map(|entry| entry.id)
+    /// Publishes a message in place of one that waits and owns the key that it claims.
+    fn publish_in_place(
+        &mut self,
+        slot: u32,
+        queue: &str,
+        message: &mut Message,
+        due: Option<Due>,
+        claim: Claim,
+    ) {
+        let State {
+            messages, queues, ..
+        } = &self.state;
+        let (id, number) = (messages[slot].id, messages[slot].number());
+        let was_ready = messages[slot].is_ready();
+        let is_same_queue = self.state.names.text(queues[messages.queue(slot)].name) == queue;
+        let (task, ttl_ms) = {
+            let kind = messages.kind(slot);
+            (kind.task, kind.result_ttl_ms)
+        };
+        let first = messages.until_start(slot).and_then(|until| until.latest);
+        let latest = first.or_else(|| self.latest(&claim));
+        let due = due.map(|due| self.clocks.resolve_start(due));
+        let place = match due {
+            // The time of its quiet is over, and it has its turn soon.
+            Some(_) if latest.is_some() && was_ready => Place::Ready,
+            Some(when) => Place::Delayed(When {
+                at: latest.map_or(when.at, |latest| when.at.min(latest)),
+                ..when
+            }),
+            None => Place::Ready,
+        };
+        let run = self.state.run_of(slot, self.writer.time());
+        self.counts.cancelled += 1;
+        self.count(slot, Counted::Cancelled);
+        self.record(&Event::Replaced { number });
+        self.state.end(slot, Ending::Replaced { cost_us: None });
+        if let Some(ttl_ms) = ttl_ms {
+            let body = Bytes::copy_from_slice(&message.id.0);
+            let value = Value::new(ValueStatus::Replaced, body);
+            self.put(Key::Result(id), value, Some(ttl_ms), task, Some(run));
+        }
+        // Its number is its place among those that are ready. An operation under way means all with lower numbers than its own.
+        let keeps_place =
+            was_ready && place == Place::Ready && is_same_queue && self.state.marks.is_empty();
+        let number = match keeps_place {
+            true => number,
+            false => self.state.numbers + 1,
+        };
+        let slot = self.insert_as(number, queue, message, place);
+        self.enter_claim(slot, claim, latest);
+        self.follow_ends();
+    }
+
+    /// Returns the time by which messages that claim a key in turn are due, if the first one comes now.
+    fn latest(&self, claim: &Claim) -> Option<u64> {
+        match claim.conflict {
+            Conflict::Replace {
+                max_wait_ms: Some(ms),
+            } => Some(self.clocks.steady().saturating_add(ms)),
+            _ => None,
+        }
     }
 
     /// Publishes a message that was checked.
@@ -363,7 +427,7 @@ impl Broker {
         queues: &[String],
         message: &mut Message,
         due: Option<Due>,
-        unless_key: Option<Key>,
+        claim: Option<Box<Claim>>,
         is_outcome: bool,
     ) {
         let place = match due {
@@ -372,11 +436,11 @@ impl Broker {
         };
         let slot = self.insert(&queues[0], message, place);
         let source = self.state.messages[slot].number();
-        if let Some(mut key) = unless_key
+        if let Some(claim) = claim
             && !planted!("forget-claim")
         {
-            let key = own_key(&mut key);
-            self.claim(slot, key);
+            let latest = self.latest(&claim);
+            self.enter_claim(slot, *claim, latest);
         }
         let copies = queues.len() - usize::from(queues.len() > 1 && planted!("lose-copy"));
         for queue in &queues[1..copies] {
@@ -401,6 +465,32 @@ impl Broker {
         }
     }
 
+    /// Enters the claim of a new message.
+    fn enter_claim(&mut self, slot: u32, mut claim: Claim, latest: Option<u64>) {
+        let key = own_key(&mut claim.key);
+        let messages = &self.state.messages;
+        let number = messages[slot].number();
+        match claim.until {
+            Until::Ended => self.claim(slot, key),
+            Until::Started => {
+                self.record(&Event::ClaimedUntilStart {
+                    number,
+                    key: key.clone(),
+                    latest,
+                });
+                let until = UntilStart { latest };
+                self.state.claim_until_start(slot, key, until);
+            }
+            Until::ForMs(ms) => {
+                // As a value it has a time of its own, and outlives the message.
+                let body = Bytes::copy_from_slice(&messages[slot].id.0);
+                let value = Value::new(ValueStatus::Succeeded, body);
+                let group = messages.kind(slot).task;
+                self.put(key, value, Some(ms), group, None);
+            }
+        }
+    }
+
     fn claim(&mut self, slot: u32, key: Key) {
         let number = self.state.messages[slot].number();
         self.record(&Event::Claimed {
@@ -416,7 +506,7 @@ impl Broker {
         let workflow = self.state.workflow_of(slot);
         workflow.is_some_and(|id| self.state.workflows.is_cancelled(&id))
             && messages.kind(slot).generation == 0
-            && messages.when(slot) != When::Failed
+            && messages.when(slot) != Outcome::Failed
     }
 
     /// Whether the workflow is cancelled, and the job that sends more of it is none that goes on.
@@ -466,6 +556,10 @@ impl Broker {
     }
 
     fn insert(&mut self, queue: &str, message: &mut Message, place: Place) -> u32 {
+        self.insert_as(self.state.numbers + 1, queue, message, place)
+    }
+
+    fn insert_as(&mut self, number: u64, queue: &str, message: &mut Message, place: Place) -> u32 {
         self.counts.published += 1;
         if let Some(member) = message.extras.as_ref().and_then(|extras| extras.member) {
             self.note_member(member);
@@ -479,7 +573,7 @@ impl Broker {
             (*extras != Extras::default()).then_some(extras)
         });
         let head = MessageHead {
-            number: self.state.numbers + 1,
+            number,
             id: message.id,
             queue: self.state.names.intern(queue),
             task: self.state.names.intern(&message.task),
@@ -636,5 +730,6 @@ pub(crate) fn own_key(key: &mut Key) -> Key {
     match key {
         Key::Result(id) => Key::Result(*id),
         Key::Named(name) => Key::Named(own(name)),
+        Key::Scoped(scope, key) => Key::Scoped(*scope, own(key)),
     }
 }

@@ -3,9 +3,9 @@
 use bytes::Bytes;
 use penstock_faults::planted;
 use penstock_message::{
-    Condition, Extras, Failure, Filter, HIGHEST_PRIORITY, Hold, JoinId, Key, Lease, Member,
-    Message, MessageId, MessageState, Op, Open, Refusal, Retries, ScheduleStep, SeededMap,
-    SeededSet, SeededState, Target, Unsealed, When, place_of_heir,
+    Claim, Condition, Conflict, Due, Extras, Failure, Filter, HIGHEST_PRIORITY, Hold, JoinId, Key,
+    Lease, Member, Message, MessageId, MessageState, Op, Open, Refusal, Retries, ScheduleStep,
+    SeededMap, SeededSet, SeededState, Target, Unsealed, Until, When, place_of_heir,
 };
 
 use super::{Checked, Checking, Replaced, Unchecked, exact_bytes};
@@ -211,11 +211,23 @@ impl Broker {
                 if !planted!("check-id-late") {
                     check_is_new_here(message, checking)?;
                 }
-                if let Some(key) = unless_key {
-                    check_key(key)?;
-                    // It will be skipped, so it may well be held already. (`apply` looks again.)
-                    if self.key_exists(key) {
-                        return Ok(());
+                let mut replaces = false;
+                if let Some(claim) = unless_key {
+                    check_claim(claim, queues, message, *due)?;
+                    if self.key_exists(&claim.key) {
+                        let owner = self.state.owner_of(&claim.key);
+                        match (claim.conflict, owner) {
+                            (Conflict::Refuse, Some(owner)) => {
+                                return Err(Refusal::Claimed(owner));
+                            }
+                            (Conflict::Replace { .. }, _)
+                                if self.to_replace(claim, message).is_some() =>
+                            {
+                                replaces = true;
+                            }
+                            // It will be skipped, so it may well be held already. (`apply` looks again.)
+                            _ => return Ok(()),
+                        }
                     }
                 }
                 if planted!("check-id-late") {
@@ -223,6 +235,8 @@ impl Broker {
                 }
                 self.check_is_not_held(message, checking)?;
                 match checking.may_find_no_room {
+                    // The one that goes leaves its room.
+                    true if replaces => self.check_admission(),
                     true => {
                         self.check_admission()?;
                         let bytes = message.body.len() as u64;
@@ -234,13 +248,13 @@ impl Broker {
             Op::Put {
                 key, value, group, ..
             } => {
-                check_key(key)?;
+                check_own_key(key)?;
                 check_name("a group's name", group)?;
                 self.check_body("a value", value.body.len())
             }
-            Op::Delete { key } => check_key(key),
+            Op::Delete { key } => check_own_key(key),
             Op::Guard { key, condition } => {
-                check_key(key)?;
+                check_own_key(key)?;
                 let holds = match condition {
                     Condition::Absent => !self.key_exists(key),
                     Condition::Present => self.key_exists(key),
@@ -579,6 +593,17 @@ impl Broker {
         owner.is_some_and(|owner| !self.state.is_purged(owner.slot))
     }
 
+    /// Returns the waiting message whose place a claim gives to this one.
+    pub(super) fn to_replace(&self, claim: &Claim, message: &Message) -> Option<u32> {
+        let State { keys, messages, .. } = &self.state;
+        if !matches!(claim.conflict, Conflict::Replace { .. }) || keys.find(&claim.key).is_some() {
+            return None;
+        }
+        let owner = keys.owner(&claim.key)?;
+        let is_other = messages[owner.slot].id != message.id && !messages.holds(&message.id);
+        (is_other && self.state.can_be_replaced(owner.slot)).then_some(owner.slot)
+    }
+
     pub(super) fn key_exists(&self, key: &Key) -> bool {
         self.state.keys.find(key).is_some()
             || self.is_owned(key)
@@ -662,10 +687,61 @@ fn check_name(what: &str, name: &str) -> Result<(), Refusal> {
     }
 }
 
+/// Whether a client may read or write the key: one that a feature derives it may only claim.
+fn check_own_key(key: &Key) -> Result<(), Refusal> {
+    match key {
+        Key::Scoped(..) => Err(Refusal::Invalid(
+            "a key of unique jobs is claimed, and not read or written".to_owned(),
+        )),
+        Key::Result(_) | Key::Named(_) => check_key(key),
+    }
+}
+
+fn check_claim(
+    claim: &Claim,
+    queues: &[String],
+    message: &Message,
+    due: Option<Due>,
+) -> Result<(), Refusal> {
+    check_key(&claim.key)?;
+    let is_plain = (claim.until, claim.conflict) == (Until::Ended, Conflict::Skip);
+    if is_plain && !matches!(claim.key, Key::Scoped(..)) {
+        return Ok(());
+    }
+    let extras = message.extras.as_ref();
+    let why = match (claim.until, claim.conflict) {
+        _ if queues.len() > 1 => "a unique message is published to one queue",
+        _ if extras.is_some_and(|extras| extras.member.is_some()) => {
+            "a unique message has no place in a join, which would wait for one that was skipped"
+        }
+        (Until::ForMs(_), Conflict::Replace { .. }) => {
+            "a key that is kept for a time is not handed on"
+        }
+        (
+            _,
+            Conflict::Replace {
+                max_wait_ms: Some(_),
+            },
+        ) if matches!(due, Some(Due::At(_))) => {
+            "a longest wait goes with a delay, and not with a time"
+        }
+        (
+            Until::Ended,
+            Conflict::Replace {
+                max_wait_ms: Some(_),
+            },
+        ) => "a longest wait goes with a key that is kept until the start",
+        _ => return Ok(()),
+    };
+    Err(Refusal::Invalid(why.to_owned()))
+}
+
 fn check_key(key: &Key) -> Result<(), Refusal> {
     match key {
-        Key::Named(name) if name.is_empty() => Err(Refusal::Invalid("a key is empty".to_owned())),
-        Key::Named(name) if name.len() > KEY_CAP_BYTES => {
+        Key::Named(name) | Key::Scoped(_, name) if name.is_empty() => {
+            Err(Refusal::Invalid("a key is empty".to_owned()))
+        }
+        Key::Named(name) | Key::Scoped(_, name) if name.len() > KEY_CAP_BYTES => {
             let bytes = name.len();
             Err(Refusal::TooLarge(format!(
                 "a key has {bytes} bytes; the limit is {KEY_CAP_BYTES}"

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use bytes::Bytes;
 use penstock_message::{
     Applied, Due, Extras, InputShape, Inputs, JoinPolicy, Key, Later, Member, MessageId,
-    MessageState, Overflow, QueueLimits, Receipt, Refusal, Retries, Running, SessionId,
+    MessageState, Overflow, QueueLimits, Receipt, Refusal, Retries, Running, Scope, SessionId,
     UPSTREAM_IDS, ValueStatus, WallMs, When as Outcome, WorkflowState,
 };
 
@@ -217,6 +217,14 @@ impl<'a> RecordReader<'a> {
             tag::CLAIMED => Event::Claimed {
                 number: self.number()?,
                 key: self.key()?,
+            },
+            tag::CLAIMED_UNTIL_START => Event::ClaimedUntilStart {
+                number: self.number()?,
+                key: self.key()?,
+                latest: match self.flag()? {
+                    true => Some(self.varint()?),
+                    false => None,
+                },
             },
             tag::UNCLAIMED => Event::Unclaimed {
                 number: self.number()?,
@@ -945,6 +953,11 @@ impl<'a> RecordReader<'a> {
                 let why = Refusal::TooLate(self.message_state()?);
                 return Ok(Receipt::Refused { op, why });
             }
+            14 => {
+                let op = self.small("operation")?;
+                let why = Refusal::Claimed(MessageId(self.array()?));
+                return Ok(Receipt::Refused { op, why });
+            }
             _ => {}
         }
         let op = self.small("operation")?;
@@ -1098,9 +1111,20 @@ impl<'a> RecordReader<'a> {
     }
 
     fn key(&mut self) -> Result<Key, RecordError> {
-        Ok(match self.flag()? {
-            false => Key::Result(MessageId(self.array()?)),
-            true => Key::Named(Bytes::copy_from_slice(self.slice()?)),
+        let at = self.at;
+        Ok(match self.byte()? {
+            0 => Key::Result(MessageId(self.array()?)),
+            1 => Key::Named(Bytes::copy_from_slice(self.slice()?)),
+            2 => {
+                let at = self.at;
+                let number = self.byte()?;
+                let mut known = Scope::ALL.into_iter();
+                let scope = known.find(|scope| *scope as u8 == number);
+                let what = "scope of a key";
+                let scope = scope.ok_or(RecordError::UnknownField { what, at })?;
+                Key::Scoped(scope, Bytes::copy_from_slice(self.slice()?))
+            }
+            _ => return Err(RecordError::UnknownField { what: "key", at }),
         })
     }
 

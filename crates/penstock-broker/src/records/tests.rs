@@ -86,7 +86,8 @@ fn event() -> impl Strategy<Value = Event<'static>> {
             expires_at,
         },
     );
-    let refusal = (0..7, ".{0,20}").prop_map(|(which, text)| match which {
+    let refusal = (0..8, ".{0,20}").prop_map(|(which, text)| match which {
+        7 => Refusal::Claimed(MessageId([7; 16])),
         0 => Refusal::LeaseLost,
         1 => Refusal::GuardFailed,
         2 => Refusal::TooLarge(text),
@@ -183,6 +184,13 @@ fn event() -> impl Strategy<Value = Event<'static>> {
         any::<u64>().prop_map(|number| Event::Settled { number }),
         any::<u64>().prop_map(|number| Event::Replaced { number }),
         any::<u64>().prop_map(|number| Event::Unclaimed { number }),
+        (any::<u64>(), key.clone(), any::<Option<u64>>()).prop_map(|(number, key, latest)| {
+            Event::ClaimedUntilStart {
+                number,
+                key,
+                latest,
+            }
+        }),
     ];
     let progress = (
         any::<([u64; 3], bool)>(),

@@ -239,6 +239,19 @@ impl RecordWriter {
                 self.number(*number);
                 self.key(key);
             }
+            Event::ClaimedUntilStart {
+                number,
+                key,
+                latest,
+            } => {
+                self.tag(tag::CLAIMED_UNTIL_START);
+                self.number(*number);
+                self.key(key);
+                self.tag(latest.is_some().into());
+                if let Some(latest) = latest {
+                    self.varint(*latest);
+                }
+            }
             Event::Unclaimed { number } => {
                 self.tag(tag::UNCLAIMED);
                 self.number(*number);
@@ -920,11 +933,13 @@ impl RecordWriter {
                     Refusal::NotOffered(text) => (11, text.as_str()),
                     Refusal::NoSuchJob => (12, ""),
                     Refusal::TooLate(_) => (13, ""),
+                    Refusal::Claimed(_) => (14, ""),
                 };
                 self.tag(code);
                 self.varint(u64::from(*op));
                 match why {
                     Refusal::TooLate(state) => self.tag(*state as u8),
+                    Refusal::Claimed(owner) => self.bytes.extend_from_slice(&owner.0),
                     _ => self.text(text),
                 }
             }
@@ -995,6 +1010,11 @@ impl RecordWriter {
             Key::Named(name) => {
                 self.tag(1);
                 self.slice(name);
+            }
+            Key::Scoped(scope, key) => {
+                self.tag(2);
+                self.tag(*scope as u8);
+                self.slice(key);
             }
         }
     }

@@ -4,9 +4,9 @@ use penstock_message::{Key, MessageId, Value};
 
 use super::State;
 use crate::clock::{Clock, When};
-use crate::keys::{NEVER, Stored, StoredRun};
+use crate::keys::{NEVER, Stored};
 use crate::ledger::Entity;
-use crate::messages::Handle;
+use crate::messages::{Handle, UntilStart};
 use crate::names::Name;
 use crate::records::RunHead;
 use crate::timers::Timer;
@@ -26,17 +26,8 @@ impl State {
         if let Some(run) = run {
             self.names.hold(run.queue);
         }
-        let stored = Stored {
-            key,
-            status: value.status,
-            body: value.body,
-            group,
-            expires_at: expires_at.unwrap_or(NEVER),
-            run: run.map(StoredRun::new),
-            number: 0,
-            base: self.position,
-            rests: self.rests,
-        };
+        let at = (self.position, self.rests);
+        let stored = Stored::new(key, value, group, expires_at, run, at);
         self.live_bytes += stored.bytes();
         let (slot, number) = self.keys.insert(stored);
         self.ledger
@@ -54,7 +45,7 @@ impl State {
         let stored = self.keys.value(key).map(|stored| stored.base);
         let ended = match key {
             Key::Result(id) => self.messages.find_ended(id),
-            Key::Named(_) => None,
+            Key::Named(_) | Key::Scoped(..) => None,
         };
         let ended = ended.map(|slot| self.messages[slot].base());
         stored.max(ended).is_some_and(|at| base < at)
@@ -100,6 +91,36 @@ impl State {
     pub(crate) fn claim(&mut self, slot: u32, key: Key) {
         self.messages.set_claim(slot, key.clone());
         self.own(slot, key);
+    }
+
+    /// Makes a message the owner of a key until it is handed out.
+    pub(crate) fn claim_until_start(&mut self, slot: u32, key: Key, until: UntilStart) {
+        self.claim(slot, key);
+        self.messages.set_until_start(slot, until);
+    }
+
+    /// Returns the message that has this key, or for which it is kept though that may have ended.
+    pub(crate) fn owner_of(&self, key: &Key) -> Option<MessageId> {
+        if let Some(owner) = self.keys.owner(key) {
+            return self.messages.get(owner).map(|entry| entry.id);
+        }
+        let value = self.keys.value(key)?;
+        let id = value.body[..].try_into().ok().map(MessageId);
+        id.filter(|_| matches!(key, Key::Scoped(..)))
+    }
+
+    /// Whether a message that owns a key waits for nothing but its turn, so that another may take its place.
+    pub(crate) fn can_be_replaced(&self, slot: u32) -> bool {
+        let entry = &self.messages[slot];
+        let extras = self.messages.extras(slot);
+        let is_step =
+            extras.is_some_and(|extras| extras.workflow.is_some() || extras.inputs.is_some());
+        (entry.is_ready() || entry.is_delayed())
+            && !entry.has_copies()
+            && !is_step
+            && self.messages.member(slot).is_none()
+            && self.told_end(slot).is_none()
+            && self.mark_that_cancels(slot).is_none()
     }
 
     /// Makes a message the owner of a key. In a journal that was repaired the record may be gone in which the last owner

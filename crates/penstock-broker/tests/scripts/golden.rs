@@ -560,6 +560,21 @@ const LIVES_2: &[(&str, &str)] = &[
         w fail u/0",
     ),
     (
+        "claims",
+        "a hello
+        a publish one claim=k until=start; publish two claim=l; publish three claim=m for=60000
+        a publish four claim=n until=start conflict=5000 after=2000
+        wait 1000
+        a publish five claim=n until=start conflict=5000 after=2000
+        a publish six claim=l conflict=refuse
+        w hello
+        w consume default 2
+        a publish seven claim=k until=start conflict=replace queue=other
+        mark
+        carry
+        a publish eight claim=k until=start conflict=replace queue=other",
+    ),
+    (
         "growing-carried-and-cancelled",
         "a hello
         a hold g/ unsealed=g/ result=90000; publish g/0 member=g/:0 workflow=g/

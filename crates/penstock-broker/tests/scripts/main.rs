@@ -2,6 +2,7 @@
 
 mod anything;
 mod cancels;
+mod claims;
 mod counts;
 mod deadlines;
 mod endings;

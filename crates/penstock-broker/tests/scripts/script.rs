@@ -21,11 +21,11 @@ use penstock_broker::{
     Position, Query, Recovery, Unread,
 };
 use penstock_message::{
-    AskQuery, Condition, Consume, Durability, FailedQuery, Failure, GivenValues, HeaderPatch, Hold,
-    InputShape, Inputs, JoinPolicy, Key, Later, Lease, Member, Message, MessageId, Op, Open,
-    Others, Overflow, Progress, QueueLimits, ReleaseReason, Running, ScheduleStep, SchedulesQuery,
-    SessionId, Space, StatusQuery, Tasks, Tx, Unsealed, Value, ValueStatus, WorkerReport,
-    WorkerState, WorkflowState, WorkflowsQuery, place_of_heir,
+    AskQuery, Claim, Condition, Conflict, Consume, Durability, FailedQuery, Failure, GivenValues,
+    HeaderPatch, Hold, InputShape, Inputs, JoinPolicy, Key, Later, Lease, Member, Message,
+    MessageId, Op, Open, Others, Overflow, Progress, QueueLimits, ReleaseReason, Running,
+    ScheduleStep, SchedulesQuery, Scope, SessionId, Space, StatusQuery, Tasks, Tx, Unsealed, Until,
+    Value, ValueStatus, WorkerReport, WorkerState, WorkflowState, WorkflowsQuery, place_of_heir,
 };
 
 mod words;
@@ -518,7 +518,7 @@ impl World {
                     queues: queues.split('+').map(str::to_owned).collect(),
                     message: self.message(name, &options),
                     due: options.due("after", "at"),
-                    unless_key: options.text("unless").map(|key| self.key(key)),
+                    unless_key: self.claim(&options),
                 }
             }
             "ack" => Op::Ack {
@@ -796,6 +796,31 @@ impl World {
         }
         self.keys.insert(name.to_owned());
         Key::Named(name.to_owned().into())
+    }
+
+    /// `unless=key` claims as applications do; `claim=key` a derived key: `until=start`, or `for=` milliseconds, and
+    /// `conflict=refuse`, `replace`, or a longest wait in milliseconds.
+    fn claim(&mut self, options: &Options<'_>) -> Option<Box<Claim>> {
+        if let Some(key) = options.text("unless") {
+            return Some(self.key(key).into());
+        }
+        let key = options.text("claim")?.to_owned().into();
+        Some(Box::new(Claim {
+            key: Key::Scoped(Scope::Unique, key),
+            until: match (options.text("until"), options.number("for")) {
+                (Some("start"), _) => Until::Started,
+                (_, Some(ms)) => Until::ForMs(ms),
+                _ => Until::Ended,
+            },
+            conflict: match options.text("conflict") {
+                None => Conflict::Skip,
+                Some("refuse") => Conflict::Refuse,
+                Some("replace") => Conflict::Replace { max_wait_ms: None },
+                Some(ms) => Conflict::Replace {
+                    max_wait_ms: Some(number(ms)),
+                },
+            },
+        }))
     }
 
     fn lease(&self, name: &str) -> Lease {

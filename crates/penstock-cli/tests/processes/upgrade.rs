@@ -46,7 +46,7 @@ fn publish(queue: &str, number: u8, unless: Option<&'static str>) -> Tx {
             ..message(id(number), Bytes::from_static(b"body"))
         },
         due: None,
-        unless_key: unless.map(|key| Key::Named(Bytes::from_static(key.as_bytes()))),
+        unless_key: unless.map(|key| Key::Named(Bytes::from_static(key.as_bytes())).into()),
     }])
 }
 

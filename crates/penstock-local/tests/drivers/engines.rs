@@ -214,7 +214,7 @@ fn what_is_taken_away_stays_away_through_a_kill() {
 }
 
 /// Each lie, the scenario that is meant for it, and what that says.
-const LIES: [(Feature, &str, &str); 27] = [
+const LIES: [(Feature, &str, &str); 29] = [
     (
         Feature::DiskDurability,
         "what_was_confirmed_from_disk_outlives_the_broker",
@@ -313,6 +313,16 @@ const LIES: [(Feature, &str, &str); 27] = [
         "a schedule is listed",
     ),
     (
+        Feature::Claims,
+        "a_unique_job_is_one_until_its_key_is_free",
+        "one job waits",
+    ),
+    (
+        Feature::Debounce,
+        "the_last_of_quick_calls_is_due_in_time",
+        "a delivery",
+    ),
+    (
         Feature::CancelWaiting,
         "a_job_is_cancelled_or_it_is_said_why_not",
         "the key is told of",
@@ -391,8 +401,6 @@ fn a_claim_that_no_scenario_shows_is_named() {
     let mut boaster = in_memory().clone();
     boaster.highest_durability = Durability::Replicated;
     boaster.value_streams = true;
-    boaster.claims = true;
-    boaster.debounce = true;
     boaster.rate_limits = Some(Duration::from_millis(1));
     boaster.fair_share = true;
     boaster.batching = true;

@@ -7,8 +7,8 @@ use bytes::Bytes;
 use penstock_conformance::Ability;
 use penstock_driver::{DeliverySink, Done, Driver, DriverError, LeadToken, ValueSink, WatchId};
 use penstock_message::{
-    Answer, Applied, Ask, CancelOrder, Capabilities, Consume, DEFAULT_PRIORITY, Delivery, Due,
-    Durability, Feature, HeaderPatch, Key, KeyState, Lease, MessageState, NoReply, Notice, Op,
+    Answer, Applied, Ask, CancelOrder, Capabilities, Conflict, Consume, DEFAULT_PRIORITY, Delivery,
+    Due, Durability, Feature, HeaderPatch, Key, KeyState, Lease, MessageState, NoReply, Notice, Op,
     Progress, Query, Receipt, Refusal, ReleaseReason, Running, Target, Tasks, Tx, Value,
     ValueStatus, WorkerReport,
 };
@@ -183,6 +183,37 @@ impl Lying {
                 due,
                 unless_key: None,
             }],
+            (
+                Feature::Claims,
+                Op::Publish {
+                    queues,
+                    message,
+                    due,
+                    ..
+                },
+            ) => vec![Op::Publish {
+                queues,
+                message,
+                due,
+                unless_key: None,
+            }],
+            (
+                Feature::Debounce,
+                Op::Publish {
+                    queues,
+                    message,
+                    due,
+                    unless_key: Some(mut claim),
+                },
+            ) => {
+                claim.conflict = Conflict::Replace { max_wait_ms: None };
+                vec![Op::Publish {
+                    queues,
+                    message,
+                    due,
+                    unless_key: Some(claim),
+                }]
+            }
             (
                 Feature::Priorities,
                 Op::Publish {

@@ -242,7 +242,7 @@ fn delivery_bytes(delivery: &Delivery) -> usize {
 fn value_bytes((key, state): &(Key, KeyState)) -> usize {
     let key = match key {
         Key::Result(_) => 16,
-        Key::Named(name) => name.len(),
+        Key::Named(name) | Key::Scoped(_, name) => name.len(),
     };
     let body = match state {
         KeyState::Present(value) => value.body.len(),

@@ -86,7 +86,7 @@ impl Checker {
         if let Some(waiter) = said.waiter {
             let results = said.watch.iter().filter_map(|key| match key {
                 Key::Result(id) => Some(*id),
-                Key::Named(_) => None,
+                Key::Named(_) | Key::Scoped(..) => None,
             });
             let keys: BTreeSet<MessageId> = results.collect();
             self.awaited.extend(keys.iter().copied());

@@ -43,7 +43,7 @@ impl Model {
             Key::Result(id) => {
                 self.joins.contains_key(&id.join_of()) || self.with_id(*id).any(is_blocked)
             }
-            Key::Named(_) => false,
+            Key::Named(_) | Key::Scoped(..) => false,
         }
     }
 

@@ -1,9 +1,9 @@
 //! Transactions and their receipts.
 
 use penstock_message::{
-    Applied, Condition, HeaderPatch, Hold, JoinPolicy, Key, Later, Message, MessageState, Op,
-    Overflow, QueueLimits, Receipt, Refusal, ReleaseReason, Running, Target, Tx, Unsealed, Value,
-    ValueStatus, When,
+    Applied, Claim, Condition, Conflict, HeaderPatch, Hold, JoinPolicy, Key, Later, Message,
+    MessageState, Op, Overflow, QueueLimits, Receipt, Refusal, ReleaseReason, Running, Target, Tx,
+    Unsealed, Until, Value, ValueStatus, When,
 };
 
 use super::messages::due;
@@ -79,12 +79,16 @@ impl From<Op> for proto::Op {
                 message,
                 due,
                 unless_key,
-            } => Wire::Publish(proto::Publish {
-                queues,
-                message: Some(message.into()),
-                due: due.map(Into::into),
-                unless_key: unless_key.map(Into::into),
-            }),
+            } => {
+                let (unless_key, claim) = claim_to_wire(unless_key);
+                Wire::Publish(proto::Publish {
+                    queues,
+                    message: Some(message.into()),
+                    due: due.map(Into::into),
+                    unless_key,
+                    claim,
+                })
+            }
             Op::Put {
                 key,
                 value,
@@ -208,7 +212,7 @@ impl TryFrom<proto::Op> for Op {
                 queues: publish.queues,
                 message: wanted(publish.message, "a publish has no message")?.try_into()?,
                 due: due(publish.due)?,
-                unless_key: publish.unless_key.map(Key::try_from).transpose()?,
+                unless_key: claim_from_wire(publish.unless_key, publish.claim)?,
             },
             Wire::Put(put) => Self::Put {
                 key: key(put.key)?,
@@ -443,6 +447,7 @@ impl From<(u64, Receipt)> for proto::Receipt {
             Receipt::Unknown => of(Why::Unknown),
             Receipt::Refused { op, why } => {
                 let mut state = None;
+                let mut owners = Vec::new();
                 let (why, text) = match why {
                     Refusal::LeaseLost => (Why::LeaseLost, String::new()),
                     Refusal::GuardFailed => (Why::GuardFailed, String::new()),
@@ -453,6 +458,13 @@ impl From<(u64, Receipt)> for proto::Receipt {
                     Refusal::Invalid(text) => (Why::Invalid, text),
                     Refusal::NotOffered(text) => (Why::NotOffered, text),
                     Refusal::NoSuchJob => (Why::NoSuchJob, String::new()),
+                    Refusal::Claimed(owner) => {
+                        owners.push(proto::receipt::Owner {
+                            op,
+                            message: id_bytes(owner),
+                        });
+                        (Why::Claimed, String::new())
+                    }
                     Refusal::TooLate(found) => {
                         state = Some(state_number(found));
                         (Why::TooLate, String::new())
@@ -462,11 +474,73 @@ impl From<(u64, Receipt)> for proto::Receipt {
                     op,
                     text,
                     state,
+                    owners,
                     ..of(why)
                 }
             }
         }
     }
+}
+
+/// Returns the fields of a claim: one of an application's own key has had a shorter form from the beginning.
+fn claim_to_wire(claim: Option<Box<Claim>>) -> (Option<proto::KeyRef>, Option<proto::Claim>) {
+    use proto::claim;
+    let Some(claim) = claim else {
+        return (None, None);
+    };
+    let Claim {
+        key,
+        until,
+        conflict,
+    } = *claim;
+    if (until, conflict) == (Until::Ended, Conflict::Skip) && !matches!(key, Key::Scoped(..)) {
+        return (Some(key.into()), None);
+    }
+    let (until, for_ms) = match until {
+        Until::Ended => (claim::Until::Ended, 0),
+        Until::Started => (claim::Until::Started, 0),
+        Until::ForMs(for_ms) => (claim::Until::Time, for_ms),
+    };
+    let (conflict, max_wait_ms) = match conflict {
+        Conflict::Skip => (claim::Conflict::Skip, None),
+        Conflict::Refuse => (claim::Conflict::Refuse, None),
+        Conflict::Replace { max_wait_ms } => (claim::Conflict::Replace, max_wait_ms),
+    };
+    let claim = proto::Claim {
+        key: Some(key.into()),
+        until: until.into(),
+        for_ms,
+        conflict: conflict.into(),
+        max_wait_ms,
+    };
+    (None, Some(claim))
+}
+
+fn claim_from_wire(
+    unless_key: Option<proto::KeyRef>,
+    wire: Option<proto::Claim>,
+) -> Result<Option<Box<Claim>>, WireError> {
+    use proto::claim;
+    let Some(wire) = wire else {
+        return Ok(unless_key.map(Key::try_from).transpose()?.map(Into::into));
+    };
+    let until = claim::Until::try_from(wire.until);
+    let conflict = claim::Conflict::try_from(wire.conflict);
+    Ok(Some(Box::new(Claim {
+        key: key(wire.key)?,
+        until: match until.map_err(|_| WireError::Invalid("an unknown end of a claim"))? {
+            claim::Until::Ended => Until::Ended,
+            claim::Until::Started => Until::Started,
+            claim::Until::Time => Until::ForMs(wire.for_ms),
+        },
+        conflict: match conflict.map_err(|_| WireError::Invalid("an unknown conflict of claims"))? {
+            claim::Conflict::Skip => Conflict::Skip,
+            claim::Conflict::Refuse => Conflict::Refuse,
+            claim::Conflict::Replace => Conflict::Replace {
+                max_wait_ms: wire.max_wait_ms,
+            },
+        },
+    })))
 }
 
 fn state_number(state: MessageState) -> i32 {
@@ -510,6 +584,10 @@ impl TryFrom<proto::Receipt> for (u64, Receipt) {
             Why::TooLate => {
                 let state = wanted(wire.state, "a refusal as too late has no state")?;
                 Refusal::TooLate(MessageState::from_number(state)?)
+            }
+            Why::Claimed => {
+                let owner = wanted(wire.owners.first(), "a key of nobody is claimed")?;
+                Refusal::Claimed(message_id(&owner.message)?)
             }
         };
         Ok((

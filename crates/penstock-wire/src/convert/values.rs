@@ -1,7 +1,7 @@
 //! Keys and values.
 
 use penstock_message::{
-    Key, KeyState, RefusedWait, Run, Value, ValueStatus, WaitRefusal, WaitingJob,
+    Key, KeyState, RefusedWait, Run, Scope, Value, ValueStatus, WaitRefusal, WaitingJob,
 };
 
 use super::{FromNumber, id_bytes, message_id, wanted};
@@ -13,6 +13,10 @@ impl From<Key> for proto::KeyRef {
             key: Some(match key {
                 Key::Result(id) => proto::key_ref::Key::Result(id_bytes(id)),
                 Key::Named(name) => proto::key_ref::Key::Named(name),
+                Key::Scoped(scope, key) => proto::key_ref::Key::Scoped(proto::key_ref::Scoped {
+                    scope: scope as u32,
+                    key,
+                }),
             }),
         }
     }
@@ -25,6 +29,11 @@ impl TryFrom<proto::KeyRef> for Key {
         Ok(match wanted(wire.key, "a key is empty")? {
             proto::key_ref::Key::Result(id) => Self::Result(message_id(&id)?),
             proto::key_ref::Key::Named(name) => Self::Named(name),
+            proto::key_ref::Key::Scoped(wire) => {
+                let mut known = Scope::ALL.into_iter();
+                let scope = known.find(|scope| *scope as u32 == wire.scope);
+                Self::Scoped(wanted(scope, "a key of an unknown scope")?, wire.key)
+            }
         })
     }
 }

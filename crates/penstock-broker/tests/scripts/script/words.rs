@@ -260,6 +260,7 @@ pub(super) fn describe_receipt(receipt: &Receipt) -> String {
                 Refusal::Invalid(_) => "Invalid".to_owned(),
                 Refusal::QueueFull(_) => "QueueFull".to_owned(),
                 Refusal::NotOffered(_) => "NotOffered".to_owned(),
+                Refusal::Claimed(owner) => format!("Claimed by {}", name_of_message(owner)),
                 other => format!("{other:?}"),
             };
             format!("refused {op} {why}")
@@ -270,7 +271,7 @@ pub(super) fn describe_receipt(receipt: &Receipt) -> String {
 pub(super) fn describe_value(key: &Key, state: &KeyState) -> String {
     let key = match key {
         Key::Result(id) => name_of_message(id),
-        Key::Named(name) => String::from_utf8_lossy(name).into_owned(),
+        Key::Named(name) | Key::Scoped(_, name) => String::from_utf8_lossy(name).into_owned(),
     };
     match state {
         KeyState::Present(value) if value.body.len() > 60 => {
@@ -300,6 +301,10 @@ fn describe_body(status: ValueStatus, body: &[u8]) -> String {
             Some((join, count)) => format!("{} of {count}", name_of_message(&join)),
             None => "unreadable".to_owned(),
         },
+        ValueStatus::Replaced => {
+            let id = body.try_into().expect("sixteen bytes");
+            name_of_message(&MessageId(id))
+        }
         _ => String::from_utf8_lossy(body).into_owned(),
     }
 }
