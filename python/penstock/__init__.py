@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from penstock._tasks.schedules import ScheduleInfo, Schedules
     from penstock._tasks.shared import shared_task
     from penstock._tasks.task import AsyncTask, Sender, Task
+    from penstock._tasks.unique import Debounce, Unique
     from penstock._values.secrets import Secret
     from penstock.errors import (
         ArgumentMismatch,
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
         InvalidConfiguration,
         JobCancelled,
         JobError,
+        JobExists,
         JobExpired,
         NoSuchJob,
         NotOffered,
@@ -81,6 +83,7 @@ __all__ = [
     "App",
     "AsyncTask",
     "Call",
+    "Debounce",
     "JobOptions",
     "Middleware",
     "Secret",
@@ -88,6 +91,7 @@ __all__ = [
     "Signature",
     "Task",
     "TaskOptions",
+    "Unique",
     "shared_task",
     # Workflows
     "Chain",
@@ -156,6 +160,7 @@ __all__ = [
     "ClientClosed",
     "DiskFull",
     "InvalidConfiguration",
+    "JobExists",
     "NoSuchJob",
     "NotOffered",
     "PayloadTooLarge",
@@ -176,7 +181,7 @@ _HOMES = (
     "_tasks.app", "_tasks.task", "_tasks.shared", "_jobs.job", "_jobs.info", "_jobs.waits", "_jobs.current",
     "_tasks.retries", "_tasks.options", "_values.secrets", "_jobs.failed", "_tasks.middleware", "_jobs.log_filter",
     "_jobs.interrupts", "_flows.steps", "_flows.graph", "_flows.workflow", "_flows.results", "_flows.failure",
-    "_flows.status", "_tasks.schedules", "_jobs.progress",
+    "_flows.status", "_tasks.schedules", "_jobs.progress", "_tasks.unique",
     "errors", "_core",
 )  # fmt: skip
 

@@ -109,14 +109,16 @@ class Connection:
         if where:
             logger.warning("%s", where)
 
-    async def submit(self, jobs: Sequence[tuple[_core.Options, bytes]], timeout_s: float) -> list[bytes]:
-        """Commit the jobs in one transaction. Cancelling the await does not take them back."""
-        ids: list[bytes] = []
+    async def submit(self, jobs: Sequence[tuple[_core.Options, bytes]], timeout_s: float) -> list[bytes | tuple[bytes]]:
+        """Commit the jobs in one transaction, as ``publish_many``. Cancelling the await does not take them back."""
+        ids: list[bytes | tuple[bytes]] = []
 
         def start(port: _core.Port, token: int) -> None:
             ids.extend(self._client.submit(jobs, timeout_s, port, token))
 
-        await self._call(start)
+        owners = await self._call(start)
+        for place, owner in cast("list[tuple[int, bytes]]", owners):
+            ids[place] = (owner,)
         return ids
 
     def publish_plan(self, plan: Plan, jobs: Sequence[tuple[_core.Options, bytes]], timeout_s: float) -> Built:

@@ -58,6 +58,22 @@ class Options:
     ) -> Options: ...
     def with_headers(self, headers: Sequence[tuple[str, str]]) -> Options:
         """Return the same options with these headers in place of their own."""
+    def claimed(
+        self,
+        key: bytes,
+        *,
+        is_own: bool,
+        until: str,
+        for_ms: int | None = None,
+        conflict: str = "return",
+        wait_ms: int | None = None,
+        max_wait_ms: int | None = None,
+    ) -> Options:
+        """Return the options of one call that claims a key.
+
+        ``is_own``: the key is the caller's own. ``until``: ``"start"``, ``"end"``, or ``"time"`` and ``for_ms``.
+        ``wait_ms``: the call is due after this time, and the last of several at most ``max_wait_ms`` after the first.
+        """
     def at_once(self) -> Options:
         """Return the same options without their countdown or eta."""
     def details(self) -> dict[str, Any]:
@@ -200,7 +216,9 @@ class Client:
     def publish(self, options: Options, body: bytes, timeout_s: float) -> bytes:
         """Commit one job and return its id (16 bytes) once it is as durable as its options say."""
     def publish_same(self, options: Options, bodies: Sequence[bytes], timeout_s: float) -> list[bytes]: ...
-    def publish_many(self, jobs: Sequence[tuple[Options, bytes]], timeout_s: float) -> list[bytes]: ...
+    def publish_many(self, jobs: Sequence[tuple[Options, bytes]], timeout_s: float) -> list[bytes | tuple[bytes]]:
+        """Commit the jobs in one transaction and return their ids; ``(id,)`` is that of a job which has the key of a
+        call and existed already."""
     def publish_graph(self, graph: Graph, workflow: bytes | None, timeout_s: float) -> bool:
         """Commit all of it in one transaction; False: its note says that it was sent before.
 
@@ -303,7 +321,8 @@ class Client:
     # For an event loop: return at once, end at the port under the token.
     def submit_graph(self, graph: Graph, workflow: bytes, timeout_s: float, port: Port, token: int) -> None: ...
     def submit(self, jobs: Sequence[tuple[Options, bytes]], timeout_s: float, port: Port, token: int) -> list[bytes]:
-        """Start to commit the jobs and return their ids; the port gets None or the exception."""
+        """Start to commit the jobs and return their ids; the port gets the exception, or of each call that made no job
+        its place and the id of the job that has its key."""
     def watch(
         self, job_id: bytes, timeout_s: float | None, port: Port, token: int, *, waiter: bytes | None = None
     ) -> None:

@@ -21,6 +21,7 @@ __all__ = [
     "InvalidConfiguration",
     "JobCancelled",
     "JobError",
+    "JobExists",
     "JobExpired",
     "NoSuchJob",
     "NotOffered",
@@ -111,6 +112,20 @@ class NoSuchJob(PenstockError):
 
 class TooLate(PenstockError):
     """The job is past the point where this could be done to it. Nothing was changed."""
+
+
+class JobExists(PenstockError):
+    """Another job has the key of a unique call, which asked for this: ``on_conflict="raise"``. Nothing was enqueued.
+
+    ``job_id`` is that job's; ``app.job(error.job_id)`` returns it.
+    """
+
+    def __init__(self, message: str = "", job_id: str = "") -> None:
+        super().__init__(message, job_id)
+        self.job_id = job_id
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class WaitCycle(PenstockError):

@@ -235,7 +235,7 @@ class TestTwoTasksOfOneName:
         ({"coutdown": 3}, "options() got an unknown option 'coutdown'; did you mean 'countdown'?"),
         (
             {"x": 3},
-            "options() got an unknown option 'x'; it takes countdown, durability, eta, expires, headers,",
+            "options() got an unknown option 'x'; it takes countdown, debounce, durability, eta, expires, headers,",
         ),
         ({"task": "y"}, "options() got an unknown option 'task'"),
         (

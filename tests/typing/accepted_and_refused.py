@@ -261,3 +261,34 @@ with inline(app) as calls, capture() as captured, worker(app, threads=3) as thre
     calls.assert_enqueued(send, colour="red")  # E: call-arg
 with inline("shop"):  # E: arg-type
     pass
+
+
+@app.task(unique="done")
+def refresh(user: int) -> str:
+    return str(user)
+
+
+@app.task(unique=penstock.Unique(by=("user",), until=datetime.timedelta(minutes=5), on_conflict="raise"))
+def once(user: int) -> str:
+    return str(user)
+
+
+@app.task(debounce=penstock.Debounce(2.0, max_wait=datetime.timedelta(minutes=1), by=("user",)))
+def quiet(user: int) -> str:
+    return str(user)
+
+
+def unique_jobs() -> None:
+    job = refresh.delay(1)
+    assert_type(job, Job[str])
+    assert_type(job.created, bool)
+    assert_type(refresh.options(unique=None, idempotency_key="k").delay(1), Job[str])
+    refresh.options(debounce=2.0, unique=None)
+    refresh.options(unique="started")  # E: arg-type
+    refresh.options(idempotency_key=7)  # E: arg-type
+    app.task(idempotency_key="k")  # E: call-overload
+    penstock.Unique(on_conflict="wait")  # E: arg-type
+    try:
+        once.delay(1)
+    except penstock.JobExists as error:
+        assert_type(error.job_id, str)

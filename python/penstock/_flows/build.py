@@ -365,7 +365,7 @@ class Plan:
         place = len(self._jobs)
         body = signature._body(without=takes, first=first)
         self._signatures.append(signature)
-        self._jobs.append((self._options_with_result(signature) if wanted else sender._core_options, body))
+        self._jobs.append((self._options_with_result(signature) if wanted else sender._options_of_step(), body))
         self._takes.append(takes)
         if signature._mark:
             self._marks[place] = signature._mark
@@ -499,7 +499,7 @@ class Plan:
         """Return the options of a call whose result is read by a later step, even if its task stores none."""
         sender = signature._sender
         if sender._options.store_result:
-            return sender._core_options
+            return sender._options_of_step()
         options = self._result_options.get(id(sender))
         if options is None:
             options = sender._options.with_changes({"store_result": True}).for_core()

@@ -200,7 +200,7 @@ class Signature(Step[R_co]):
         return f"{self.task.name}({', '.join(arguments)})"
 
     def _prepare(self) -> tuple[_core.Options, bytes]:
-        return self._sender._core_options, self._body()
+        return self._sender._options_of(self.args, self.kwargs), self._body()
 
     def _call(self) -> Call:
         kwargs = dict(self.kwargs)

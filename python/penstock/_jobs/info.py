@@ -30,6 +30,8 @@ class JobState(enum.StrEnum):
     CRASHED = "crashed"
     """The process that ran it died, once too often."""
     CANCELLED = "cancelled"
+    REPLACED = "replaced"
+    """Another call took its place while it waited, by ``unique`` or ``debounce``."""
     ENDED = "ended"
     """Enqueued and ended, and its result is not kept: ``store_result=False``, past its ``result_ttl``, or
     evicted."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable, Generator
 from dataclasses import replace
@@ -47,10 +48,11 @@ _END_STATES = {
     3: JobState.CRASHED,
     4: JobState.CANCELLED,
     5: JobState.BLOCKED,
+    6: JobState.REPLACED,
     # Of a group, whose id may be taken for a job's.
     7: JobState.SUCCEEDED,
 }
-_BLOCKED, _GATHERED = 5, 7
+_BLOCKED, _REPLACED, _GATHERED = 5, 6, 7
 _CRASHED = "penstock.WorkerCrashed"
 _HELD_STATES = {
     "ready": JobState.WAITING,
@@ -97,6 +99,11 @@ class Job(Generic[R_co]):
         """UUID (version 7), so ids sort by the time of enqueueing."""
         return format_id(self._id)
 
+    @property
+    def created(self) -> bool:
+        """Whether the call that returned it made it. False when it existed already: see ``unique``."""
+        return True
+
     def result(self, timeout: Seconds | None = None) -> R_co:
         """Wait for the job's end and return what the task returned.
 
@@ -107,11 +114,19 @@ class Job(Generic[R_co]):
         failed that it waited for;
         ``ResultExpired`` when it has ended and its result is not kept, ``NoSuchJob`` when the broker knows nothing of
         this id; ``ResultTimeout`` when the time is up, and ``BrokerUnavailable`` or ``CallTimeout`` when it is up and
-        no broker has answered.
+        no broker has answered. Of a job that another call replaced, this is that call's.
         """
+        limit_s = timeout_s("timeout", timeout)
+        begun = time.monotonic()
+        end = self._wait_for_end(limit_s)
+        if end is not None and end[0] == _REPLACED:
+            return self._heir(end).result(_left_s(limit_s, begun))
+        return self._outcome(end)
+
+    def _wait_for_end(self, limit_s: float | None) -> Ended | tuple[int, bytes] | None:
         if self._end is not None:
-            return self._outcome(self._end)
-        connection, limit_s = self._app._connected(), timeout_s("timeout", timeout)
+            return self._end
+        connection = self._app._connected()
         end: Ended | tuple[int, bytes] | None
         try:
             if limit_s is not None and limit_s <= 0:
@@ -122,13 +137,21 @@ class Job(Generic[R_co]):
             raise self._late(connection) from None
         except PenstockError as error:
             raise self._named(error) from None
-        return self._outcome(end)
+        return end
 
     async def aresult(self, timeout: Seconds | None = None) -> R_co:
         """As ``result``, for an event loop. Cancelling it does not cancel the job."""
+        limit_s = timeout_s("timeout", timeout)
+        begun = time.monotonic()
+        end = await self._await_end(limit_s)
+        if end is not None and end[0] == _REPLACED:
+            return await self._heir(end).aresult(_left_s(limit_s, begun))
+        return await self._aoutcome(end)
+
+    async def _await_end(self, limit_s: float | None) -> Ended | tuple[int, bytes] | None:
         if self._end is not None:
-            return await self._aoutcome(self._end)
-        connection, limit_s = self._app._connected(), timeout_s("timeout", timeout)
+            return self._end
+        connection = self._app._connected()
         end: Ended | tuple[int, bytes] | None
         try:
             if limit_s is not None and limit_s <= 0:
@@ -139,7 +162,7 @@ class Job(Generic[R_co]):
             raise await in_thread(self._late, connection) from None
         except PenstockError as error:
             raise self._named(error) from None
-        return await self._aoutcome(end)
+        return end
 
     def __await__(self) -> Generator[Any, None, R_co]:
         return self.aresult().__await__()
@@ -150,19 +173,21 @@ class Job(Generic[R_co]):
         Raises ``NoSuchJob`` when the broker knows nothing of this id, and ``BrokerUnavailable`` or ``CallTimeout``
         after ``app.call_timeout``.
         """
-        if self._end is not None:
+        if self._end is not None and self._end[0] != _REPLACED:
             return True
         try:
-            return self._app._connected().peek(self._id, self._app.call_timeout) is not None
+            end = self._app._connected().peek(self._id, self._app.call_timeout)
+            return end is not None and (end[0] != _REPLACED or self._heir(end).done())
         except PenstockError as error:
             return self._is_over(error)
 
     async def adone(self) -> bool:
         """Like ``done``, but awaitable."""
-        if self._end is not None:
+        if self._end is not None and self._end[0] != _REPLACED:
             return True
         try:
-            return await self._app._connected().peek_async(self._id, self._app.call_timeout) is not None
+            end = await self._app._connected().peek_async(self._id, self._app.call_timeout)
+            return end is not None and (end[0] != _REPLACED or await self._heir(end).adone())
         except PenstockError as error:
             return self._is_over(error)
 
@@ -309,6 +334,10 @@ class Job(Generic[R_co]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickled, (self._app.name, self._app.url, self._id, self._accepted)
+
+    def _heir(self, end: Ended | tuple[int, bytes]) -> Job[R_co]:
+        """Return the job that took its place."""
+        return Job(self._app, end[1], True)
 
     def _peek(self, connection: Connection) -> tuple[Ended | None, bool]:
         """Return how the job has ended, if it has and that is kept, and whether its end is still to come."""
@@ -468,6 +497,9 @@ class Job(Generic[R_co]):
                 errors=errors,
                 error=_summary(errors),
             )
+        if status == _REPLACED:
+            why = f"job {format_id(body)} took its place"
+            return JobInfo(id=self.id, state=state, enqueued_at=_time_of_id(self._id), error=why)
         reason = body.decode(errors="replace") or None
         return JobInfo(id=self.id, state=state, enqueued_at=_time_of_id(self._id), error=reason)
 
@@ -506,6 +538,25 @@ class Job(Generic[R_co]):
 answer_habits(Job)
 
 
+class _Existing(Job[R_co]):
+    """A job that a call was answered with, and did not make."""
+
+    __slots__ = ()
+
+    @property
+    def created(self) -> bool:
+        return False
+
+
+def job_of(app: App, given: bytes | tuple[bytes]) -> Job[Any]:
+    """Return the job of a call: of its own id, or the one that existed already and has the key of the call."""
+    return Job(app, given, True) if isinstance(given, bytes) else _Existing(app, given[0], True)
+
+
+def _left_s(limit_s: float | None, begun: float) -> float | None:
+    return None if limit_s is None else max(0.0, limit_s - (time.monotonic() - begun))
+
+
 async def in_thread(function: Callable[..., T], *args: object) -> T:
     import asyncio
 
@@ -513,6 +564,7 @@ async def in_thread(function: Callable[..., T], *args: object) -> T:
 
 
 register_job(Job, lambda job: job._id)
+register_job(_Existing, lambda job: job._id)
 
 # By the name and the URL that they had when they were made: for jobs that are unpickled.
 _apps: weakref.WeakValueDictionary[tuple[str, str], App] = weakref.WeakValueDictionary()

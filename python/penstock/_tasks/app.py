@@ -16,7 +16,7 @@ from penstock._connection import BLOCKING, Connection
 from penstock._durations import Seconds, duration_ms, is_a, is_int
 from penstock._flows.steps import Partial, Signature, Step
 from penstock._habits import answer_habits
-from penstock._jobs.job import Job, job_id_of, remember_app
+from penstock._jobs.job import Job, job_id_of, job_of, remember_app
 from penstock._public import public
 from penstock._tasks.headers import adding, here
 from penstock._tasks.middleware import Call, Layers, Middleware
@@ -263,7 +263,7 @@ class App:
         connection = self._connected()
         job_ids = connection.publish_many([signature._prepare() for signature in signatures], self.call_timeout)
         connection.log_notices(BLOCKING)
-        return _shaped(calls, [Job(self, job_id, True) for job_id in job_ids])
+        return _shaped(calls, [job_of(self, job_id) for job_id in job_ids])
 
     @overload
     async def aenqueue(self, call: Signature[R], /) -> Job[R]: ...
@@ -297,7 +297,7 @@ class App:
             return _shaped(calls, await self._asend([signature._call() for signature in signatures]))
         jobs = [signature._prepare() for signature in signatures]
         job_ids = await self._connected().submit(jobs, self.call_timeout)
-        return _shaped(calls, [Job(self, job_id, True) for job_id in job_ids])
+        return _shaped(calls, [job_of(self, job_id) for job_id in job_ids])
 
     def headers(self, headers: Mapping[str, str] | None = None, /, **named: str) -> AbstractContextManager[None]:
         """Give all calls in the block these headers: ``with app.headers(tenant="north"):``.
@@ -533,14 +533,14 @@ class App:
         connection = self._connected()
         job_ids = connection.publish_many(jobs, self.call_timeout)
         connection.log_notices(BLOCKING)
-        return [Job(self, job_id, True) for job_id in job_ids]
+        return [job_of(self, job_id) for job_id in job_ids]
 
     async def _submit(self, calls: Sequence[Call]) -> list[Job[Any]]:
         jobs = [call._prepared() for call in calls]
         if not jobs:
             return []
         job_ids = await self._connected().submit(jobs, self.call_timeout)
-        return [Job(self, job_id, True) for job_id in job_ids]
+        return [job_of(self, job_id) for job_id in job_ids]
 
     def replace(self, step: Step[R]) -> R:
         """In a task, have a step take the place of the running job: ``return app.replace(step)``.

@@ -10,6 +10,7 @@ from penstock import _core
 from penstock._durations import Seconds, due_ms, duration_ms, epoch_ms, is_a, is_int, is_number
 from penstock._public import public
 from penstock._tasks.retries import Retries, checked_retries
+from penstock._tasks.unique import Debounce, Rule, Unique, rule_of
 from penstock.errors import NotOffered
 
 Durability: TypeAlias = Literal["replicated", "disk", "os", "none"]
@@ -57,6 +58,11 @@ class TaskOptions(TypedDict, total=False):
     soft_timeout: Seconds | None
     """Time after which ``SoftTimeout`` is raised in an attempt, for it to wind up; less than ``timeout``. Default:
     never."""
+    unique: Literal["waiting", "done"] | timedelta | Unique | None
+    """Calls with the same arguments are one job: until a worker takes it (``"waiting"``), until it has ended
+    (``"done"``), for a time (a timedelta), or as ``Unique(...)`` says. Default: each call is a job."""
+    debounce: Seconds | Debounce | None
+    """Time without another call after which the job of the last call is due, or ``Debounce(...)``. Default: none."""
     on_crash: Literal["retry", "fail"]
     """``"fail"``: never run it again after its worker process died, which makes it at most once."""
     slot: Slot
@@ -93,6 +99,13 @@ class JobOptions(TypedDict, total=False):
     """Time that an attempt may run; None: no limit. Default: the task's."""
     soft_timeout: Seconds | None
     """Time after which ``SoftTimeout`` is raised in an attempt; None: never. Default: the task's."""
+    unique: Literal["waiting", "done"] | timedelta | Unique | None
+    """Calls with the same arguments are one job, as for ``@app.task``; None: each is a job. Default: the task's."""
+    idempotency_key: str | None
+    """Calls of the task with the same key are one job, and its result is kept, for 24 hours after the first. Default:
+    none."""
+    debounce: Seconds | Debounce | None
+    """Time without another call after which the job is due, as for ``@app.task``; None: none. Default: the task's."""
     headers: Mapping[str, str]
     """Names and values that travel with the arguments, such as a trace or a tenant: at most 4 KiB in all. The task
     reads them as ``current_job().headers``, and jobs that it enqueues inherit them."""
@@ -116,6 +129,9 @@ class Options:
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     timeout: Seconds | None = None
     soft_timeout: Seconds | None = None
+    unique: Any = None
+    idempotency_key: str | None = None
+    debounce: Any = None
 
     def with_changes(self, changes: Mapping[str, Any]) -> "Options":
         refuse_unknown(changes, _JOB_OPTIONS, "options()")
@@ -125,6 +141,11 @@ class Options:
         if "headers" in changes:
             changed = replace(changed, headers=checked_headers(changes["headers"]))
         return changed
+
+    def rule(self) -> Rule | None:
+        """Check the options that make calls one job; ``ValueError`` or ``TypeError`` says what is wrong."""
+        is_delayed = self.countdown is not None or self.eta is not None
+        return rule_of(self.unique, self.idempotency_key, self.debounce, is_delayed=is_delayed)
 
     def for_core(self) -> _core.Options:
         """Check everything and freeze it; ``ValueError`` or ``TypeError`` says what is wrong."""
@@ -148,6 +169,10 @@ class Options:
                 f"soft_timeout must be less than timeout, which stops the job: they are {self.soft_timeout!r} and"
                 f" {self.timeout!r}"
             )
+        result_ttl_ms = duration_ms("result_ttl", self.result_ttl) if self.store_result else None
+        rule = self.rule()
+        if rule is not None and result_ttl_ms is not None:
+            result_ttl_ms = max(result_ttl_ms, rule.keeps_result_ms)
         return _core.Options(
             self.task,
             queue=self.queue,
@@ -156,7 +181,7 @@ class Options:
             eta_ms=None if self.eta is None else epoch_ms("eta", self.eta),
             expires_after_ms=expires_after_ms,
             expires_at_ms=expires_at_ms,
-            result_ttl_ms=duration_ms("result_ttl", self.result_ttl) if self.store_result else None,
+            result_ttl_ms=result_ttl_ms,
             max_crashes=self.max_crashes,
             durability=self.durability,
             retries=self.retries,
@@ -172,10 +197,7 @@ _JOB_OPTIONS = frozenset(each.name for each in fields(Options)) - {"task", "max_
 # Names that options will have. Refused until then, so that no program has to change.
 _RESERVED = {
     "deadline": "deadlines of jobs and what they enqueue",
-    "unique": "unique jobs",
-    "idempotency_key": "unique jobs",
-    "single_flight": "unique jobs",
-    "debounce": "unique jobs",
+    "single_flight": "unique jobs within a batch",
     "key": "limits for each key",
     "rate_limit": "rate limits",
     "max_running": "limits on running jobs",

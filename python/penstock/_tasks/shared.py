@@ -20,6 +20,7 @@ from penstock._tasks.task import (
     is_async,
     name_of,
 )
+from penstock._tasks.unique import Rule
 from penstock._values.arguments import UncheckedArguments
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ R = TypeVar("R")
 
 class RemoteTask(AnyTask[..., Any]):
     """A task whose code is not in this process, see ``App.send``."""
+
+    is_remote = True
 
     def __init__(self, app: App, name: str) -> None:
         if not is_a(name, str) or not name:
@@ -94,6 +97,10 @@ class _Shared(AnyTask[P, R]):
     @property
     def _core_options(self) -> _core.Options:  # type: ignore[override]
         return self.task._core_options
+
+    @property
+    def _rule(self) -> Rule | None:  # type: ignore[override]
+        return self.task._rule
 
     @property
     def _views(self) -> dict[object, Sender[P, R]]:  # type: ignore[override]

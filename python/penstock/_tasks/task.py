@@ -6,7 +6,7 @@ import functools
 import inspect
 import logging
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from datetime import timedelta
 from types import FunctionType, MappingProxyType, MethodType
 from typing import (
@@ -27,7 +27,7 @@ from penstock._connection import BLOCKING
 from penstock._durations import duration_ms, is_a
 from penstock._flows.steps import Chord, Partial, Signature, map_reduce
 from penstock._habits import answer_habits
-from penstock._jobs.job import Job, job_id_of
+from penstock._jobs.job import Job, job_id_of, job_of
 from penstock._public import public
 from penstock._tasks.headers import headers_for, here
 from penstock._tasks.middleware import Call
@@ -60,6 +60,10 @@ class Sender(Generic[P, R]):
         self.task = task
         self._options = options
         self._core_options = options.for_core()
+        # None for all but unique jobs: a delay() then pays for one look at it.
+        self._rule = options.rule()
+        if self._rule is not None:
+            self._rule.check(task)
         self._views: dict[object, Sender[P, R]] = {}
 
     def delay(self, /, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
@@ -71,7 +75,7 @@ class Sender(Generic[P, R]):
         task = self.task
         body = task._encode(args, kwargs)
         app = task.app
-        if app._enqueue_layers is not None or here.get() is not None:
+        if app._enqueue_layers is not None or here.get() is not None or self._rule is not None:
             return cast(Job[R], app._send([self._call(args, kwargs, body)])[0])
         connection = app._connected()
         job_id = connection.publish(self._core_options, body, app.call_timeout)
@@ -81,10 +85,10 @@ class Sender(Generic[P, R]):
     async def adelay(self, /, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """As ``delay``, for an event loop. Cancelling it does not take the job back."""
         body, app = self.task._encode(args, kwargs), self.task.app
-        if app._enqueue_layers is not None or here.get() is not None:
+        if app._enqueue_layers is not None or here.get() is not None or self._rule is not None:
             return (await app._asend([self._call(args, kwargs, body)]))[0]
         (job_id,) = await app._connected().submit([(self._core_options, body)], app.call_timeout)
-        return Job(app, job_id, True)
+        return job_of(app, job_id)
 
     def map(self: _OneArgument[A, R], items: Iterable[A]) -> list[Job[R]]:
         """Enqueue a call for each item, which is its only argument, in one transaction: all or none."""
@@ -132,7 +136,8 @@ class Sender(Generic[P, R]):
         """The same task with other options: ``send.options(countdown=60).delay(...)``."""
         values = options.values()
         types = (*map(type, values),)
-        if not _KEPT.issuperset(types):
+        # Of keys there is no end.
+        if not _KEPT.issuperset(types) or "idempotency_key" in options:
             return Sender(self.task, self._options.with_changes(options))
         # With their types, as True equals 1 and must be refused anyway.
         key = (types, *options.items())
@@ -150,7 +155,7 @@ class Sender(Generic[P, R]):
 
     def _publish(self, arguments: Iterable[tuple[Any, ...]]) -> list[Job[R]]:
         app = self.task.app
-        if app._enqueue_layers is not None or here.get() is not None:
+        if app._enqueue_layers is not None or here.get() is not None or self._rule is not None:
             calls = self._calls(arguments)
             return app._send(calls) if calls else []
         # Arguments are released one by one: to keep a tuple and a dictionary for each would cost as much as the rest.
@@ -164,7 +169,7 @@ class Sender(Generic[P, R]):
 
     async def _submit(self, arguments: Iterable[tuple[Any, ...]]) -> list[Job[R]]:
         app = self.task.app
-        if app._enqueue_layers is not None or here.get() is not None:
+        if app._enqueue_layers is not None or here.get() is not None or self._rule is not None:
             calls = self._calls(arguments)
             return await app._asend(calls) if calls else []
         bodies = self.task._encode_each(arguments)
@@ -172,10 +177,24 @@ class Sender(Generic[P, R]):
             return []
         jobs = [(self._core_options, body) for body in bodies]
         job_ids = await app._connected().submit(jobs, app.call_timeout)
-        return [Job(app, job_id, True) for job_id in job_ids]
+        return [job_of(app, job_id) for job_id in job_ids]
 
     def _calls(self, arguments: Iterable[tuple[Any, ...]]) -> list[Call]:
         return [self._call(args, {}, self.task._encode(args, {})) for args in arguments]
+
+    def _options_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _core.Options:
+        """Return the options of one call: those of a unique job have its key."""
+        rule = self._rule
+        return self._core_options if rule is None else rule.options(self.task, self._core_options, args, kwargs)
+
+    def _options_of_step(self) -> _core.Options:
+        """Return the options of a call that other steps depend on, or are waited for with."""
+        if self._rule is not None:
+            raise TypeError(
+                f"{self.task.name} is unique or debounced, and a step of a workflow can't be: what waits for it would"
+                " wait for another job. Send it by itself, or give the step .options(unique=None, debounce=None)"
+            )
+        return self._core_options
 
     def _call(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], body: bytes, core_options: _core.Options | None = None
@@ -183,7 +202,7 @@ class Sender(Generic[P, R]):
         """Describe a call for middleware, with the headers that it gets where it is made."""
         own = self._options.headers
         headers = {**headers_for(self.task.app), **own}
-        options = self._core_options if core_options is None else core_options
+        options = self._options_of(args, kwargs) if core_options is None else core_options
         return Call(self.task.name, self._options.queue, args, MappingProxyType(kwargs), headers, options, body, own)
 
 
@@ -245,6 +264,7 @@ class AnyTask(Sender[P, R]):
     """Base of ``Task`` and ``AsyncTask``."""
 
     is_async = False
+    is_remote = False
     # Attributes of the function, from functools.update_wrapper.
     __name__: str
     __qualname__: str
@@ -437,7 +457,18 @@ def _place(function: Callable[..., Any]) -> tuple[str, int]:
 
 # Options of a task that travel with each of its jobs.
 _OF_JOBS = frozenset(
-    {"queue", "priority", "expires", "result_ttl", "store_result", "durability", "timeout", "soft_timeout"}
+    {
+        "queue",
+        "priority",
+        "expires",
+        "result_ttl",
+        "store_result",
+        "durability",
+        "timeout",
+        "soft_timeout",
+        "unique",
+        "debounce",
+    }
 )
 
 

@@ -95,7 +95,9 @@ class Bench:
 
     # Calls of connections.
 
-    def enqueue(self, app: App, jobs: Sequence[tuple[_core.Options, bytes]], timeout_s: float) -> list[bytes]:
+    def enqueue(
+        self, app: App, jobs: Sequence[tuple[_core.Options, bytes]], timeout_s: float
+    ) -> list[bytes | tuple[bytes]]:
         with self._lock:
             return self._send(app, jobs, jobs, timeout_s)
 
@@ -244,10 +246,11 @@ class Bench:
         recorded: Sequence[tuple[_core.Options, bytes]],
         sent: Sequence[tuple[_core.Options, bytes]],
         timeout_s: float,
-    ) -> list[bytes]:
+    ) -> list[bytes | tuple[bytes]]:
         self._is_used = True
         job_ids = self.client.publish_many(sent, max(timeout_s, _ANSWERS_WITHIN_S))
-        self._record(app, job_ids, recorded)
+        made = [(job_id, job) for job_id, job in zip(job_ids, recorded, strict=True) if isinstance(job_id, bytes)]
+        self._record(app, [job_id for job_id, _ in made], [job for _, job in made])
         return job_ids
 
     def _send_plan(
@@ -356,13 +359,17 @@ class InlineBench(Bench):
     worker = "inline"
     why_nothing_runs = "inline() could not run it: no app of the block has its task, or it waits for another job"
 
-    def enqueue(self, app: App, jobs: Sequence[tuple[_core.Options, bytes]], timeout_s: float) -> list[bytes]:
+    def enqueue(
+        self, app: App, jobs: Sequence[tuple[_core.Options, bytes]], timeout_s: float
+    ) -> list[bytes | tuple[bytes]]:
         now = self._at_once(jobs)
         with self._runs_jobs():
             with self._lock:
                 job_ids = self._send(app, jobs, now, timeout_s)
-                self._claimed.update(job_ids)
-            self._run_claimed(job_ids)
+                # A job that existed already is run by the call that made it.
+                made = [job_id for job_id in job_ids if isinstance(job_id, bytes)]
+                self._claimed.update(made)
+            self._run_claimed(made)
         self._pass_by(now)
         return job_ids
 
@@ -447,7 +454,9 @@ class WorkerBench(Bench):
         self._workers: list[threading.Thread] = []
         self._interruption: BaseException | None = None
 
-    def enqueue(self, app: App, jobs: Sequence[tuple[_core.Options, bytes]], timeout_s: float) -> list[bytes]:
+    def enqueue(
+        self, app: App, jobs: Sequence[tuple[_core.Options, bytes]], timeout_s: float
+    ) -> list[bytes | tuple[bytes]]:
         with self._lock:
             job_ids = self._send(app, jobs, jobs, timeout_s)
             self._start_workers()

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from penstock import _core
 from penstock._connection import Connection, is_own
@@ -157,12 +157,14 @@ class _Connection(Connection):
         return hash(self.bench)
 
     def _publish(self, options: _core.Options, body: bytes, timeout_s: float) -> bytes:
-        return self._publish_many([(options, body)], timeout_s)[0]
+        return cast(bytes, self._publish_many([(options, body)], timeout_s)[0])
 
     def _publish_same(self, options: _core.Options, bodies: Sequence[bytes], timeout_s: float) -> list[bytes]:
-        return self._publish_many([(options, body) for body in bodies], timeout_s)
+        return cast("list[bytes]", self._publish_many([(options, body) for body in bodies], timeout_s))
 
-    def _publish_many(self, jobs: Sequence[tuple[_core.Options, bytes]], timeout_s: float) -> list[bytes]:
+    def _publish_many(
+        self, jobs: Sequence[tuple[_core.Options, bytes]], timeout_s: float
+    ) -> list[bytes | tuple[bytes]]:
         return self.bench.enqueue(self._app, jobs, timeout_s)
 
     # What tests see of a workflow is all of it, at once.
@@ -184,7 +186,7 @@ class _Connection(Connection):
         self.bench.after_change()
         return operation
 
-    async def submit(self, jobs: Sequence[tuple[_core.Options, bytes]], timeout_s: float) -> list[bytes]:
+    async def submit(self, jobs: Sequence[tuple[_core.Options, bytes]], timeout_s: float) -> list[bytes | tuple[bytes]]:
         return await asyncio.to_thread(self._publish_many, jobs, timeout_s)
 
     def may_end(self) -> bool:
