@@ -369,7 +369,8 @@ class InlineBench(Bench):
                 # A job that existed already is run by the call that made it.
                 made = [job_id for job_id in job_ids if isinstance(job_id, bytes)]
                 self._claimed.update(made)
-            self._run_claimed(made)
+            if made:
+                self._run_claimed(made)
         self._pass_by(now)
         return job_ids
 

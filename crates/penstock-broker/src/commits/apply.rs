@@ -367,12 +367,10 @@ impl Broker {
         due: Option<Due>,
         claim: Claim,
     ) {
-        let State {
-            messages, queues, ..
-        } = &self.state;
+        let messages = &self.state.messages;
         let (id, number) = (messages[slot].id, messages[slot].number());
         let was_ready = messages[slot].is_ready();
-        let is_same_queue = self.state.names.text(queues[messages.queue(slot)].name) == queue;
+        let is_same_queue = self.is_in_queue(slot, queue);
         let (task, ttl_ms) = {
             let kind = messages.kind(slot);
             (kind.task, kind.result_ttl_ms)
@@ -409,6 +407,11 @@ impl Broker {
         let slot = self.insert_as(number, queue, message, place);
         self.enter_claim(slot, claim, latest);
         self.follow_ends();
+        if self.state.queues.limited > 0 {
+            // It may be larger, or in another queue.
+            let queue = self.state.messages.queue(slot);
+            self.make_room(queue, u64::MAX);
+        }
     }
 
     /// Returns the time by which messages that claim a key in turn are due, if the first one comes now.

@@ -220,13 +220,11 @@ impl Broker {
                             (Conflict::Refuse, Some(owner)) => {
                                 return Err(Refusal::Claimed(owner));
                             }
-                            (Conflict::Replace { .. }, _)
-                                if self.to_replace(claim, message).is_some() =>
-                            {
-                                replaces = true;
-                            }
-                            // It will be skipped, so it may well be held already. (`apply` looks again.)
-                            _ => return Ok(()),
+                            _ => match self.to_replace(claim, message) {
+                                Some(slot) => replaces = self.is_in_queue(slot, &queues[0]),
+                                // It will be skipped, so it may well be held already. (`apply` looks again.)
+                                None => return Ok(()),
+                            },
                         }
                     }
                 }
@@ -602,6 +600,16 @@ impl Broker {
         let owner = keys.owner(&claim.key)?;
         let is_other = messages[owner.slot].id != message.id && !messages.holds(&message.id);
         (is_other && self.state.can_be_replaced(owner.slot)).then_some(owner.slot)
+    }
+
+    pub(super) fn is_in_queue(&self, slot: u32, queue: &str) -> bool {
+        let State {
+            messages,
+            queues,
+            names,
+            ..
+        } = &self.state;
+        names.text(queues[messages.queue(slot)].name) == queue
     }
 
     pub(super) fn key_exists(&self, key: &Key) -> bool {

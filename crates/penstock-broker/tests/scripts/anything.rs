@@ -7,7 +7,36 @@ use proptest::prelude::*;
 
 /// One line of a script. Most are possible at any time; those that are not are refused.
 fn line() -> impl Strategy<Value = String> {
-    prop_oneof![3 => basic_line(), 1 => newer_line()]
+    prop_oneof![6 => basic_line(), 2 => newer_line(), 1 => claim_line()]
+}
+
+/// Messages that claim keys, for a while, and take each other's place.
+fn claim_line() -> impl Strategy<Value = String> {
+    let client = prop_oneof!["a", "b", "w"];
+    let message = prop_oneof!["m1", "m2", "m3", "m4", "m5", "m6"];
+    let until = prop_oneof![2 => "", 3 => "until=start", 1 => "for=60"];
+    let conflict = prop_oneof![
+        1 => "",
+        1 => "conflict=refuse",
+        3 => "conflict=replace",
+        2 => "conflict=40",
+    ];
+    let extra = prop_oneof![
+        3 => "",
+        2 => "after=50",
+        1 => "expires=60",
+        1 => "queue=other",
+        1 => "bytes=400",
+        1 => "priority=7 no-result",
+    ];
+    let publish = (message, prop_oneof!["k1", "k2"], until, conflict, extra);
+    let publish = publish.prop_map(|(message, key, until, conflict, extra)| {
+        format!("publish {message} claim={key} {until} {conflict} {extra}")
+    });
+    let commit = prop::collection::vec(publish, 1..4).prop_flat_map(|ops| {
+        prop_oneof![Just(" | "), Just("; ")].prop_map(move |between| ops.join(between))
+    });
+    (client, commit).prop_map(|(client, commit)| format!("{client} {commit}"))
 }
 
 /// Failures, operations on many messages, members of joins, and levels of space.

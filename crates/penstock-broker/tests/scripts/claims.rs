@@ -186,6 +186,12 @@ fn a_full_queue_has_room_for_what_takes_a_place() {
         a publish one claim=k conflict=replace       -> a confirm 2
         a publish two claim=k conflict=replace       -> a confirm 3
         a publish three                              -> a confirm 4 4:refused 0 QueueFull
+        a limit other length=1                       -> a confirm 5
+        a publish four queue=other                   -> a confirm 6
+        a publish three claim=k conflict=replace queue=other  -> a confirm 7 7:refused 0 QueueFull
+        a limit other length=1 drop-oldest           -> a confirm 8
+        a publish three claim=k conflict=replace queue=other  -> a confirm 9
+        a watch two four                             -> a sees two Replaced three, a sees four Cancelled displaced by a newer job: its queue was full
         ",
     );
 }
