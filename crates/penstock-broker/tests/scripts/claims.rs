@@ -191,7 +191,7 @@ fn a_full_queue_has_room_for_what_takes_a_place() {
         a publish three claim=k conflict=replace queue=other  -> a confirm 7 7:refused 0 QueueFull
         a limit other length=1 drop-oldest           -> a confirm 8
         a publish three claim=k conflict=replace queue=other  -> a confirm 9
-        a watch two four                             -> a sees two Replaced three, a sees four Cancelled displaced by a newer job: its queue was full
+        a watch two four                             -> a sees two Replaced three, a sees four Cancelled its queue was full and newer jobs took its place
         ",
     );
 }
