@@ -222,7 +222,7 @@ impl Keys {
         let result = stored.is_result().then(|| (stored.group, stored.bytes()));
         let slot = self.values.insert(stored);
         let Self { values, by_key, .. } = self;
-        by_key.insert(by_key.hash(&values[slot].key()), slot);
+        by_key.insert(by_key.hash(values[slot].key()), slot);
         if let Some((group, bytes)) = result {
             self.results += 1;
             self.results_bytes += bytes;
