@@ -327,7 +327,7 @@ fn a_unique_job_is_one_until_its_key_is_free(bench: &Bench<'_>) {
     };
     assert_eq!(replaced.status, ValueStatus::Replaced);
     assert_eq!(replaced.body, id(3).0[..]);
-    let worker = bench.client().worker("work", 1);
+    let worker = bench.client().worker("work", 9);
     let taken = worker.take_one();
     assert_eq!(taken.message.id, id(3));
     // It has been handed out, and what comes now is another job, until that has ended.
@@ -1413,7 +1413,7 @@ fn the_progress_of_a_running_job_is_told(bench: &Bench<'_>) {
         worker.client.driver.progress(progress);
     }
     let two = Answer::Progress(Some("two".into()));
-    assert_eq!(told(&worker.client), two);
+    assert_eq!(told(&worker.client), two, "the last progress that was told");
     worker.settle(&job, vec![ack(&job)]);
     // The last one stays for a moment.
     assert_eq!(told(&worker.client), two);

@@ -348,6 +348,11 @@ const LIES: [(Feature, &str, &str); 29] = [
         "deliveries came",
     ),
     (
+        Feature::Progress,
+        "the_progress_of_a_running_job_is_told",
+        "the last progress that was told",
+    ),
+    (
         Feature::Asks,
         "a_worker_is_asked_and_replies",
         "a question is answered",
