@@ -214,7 +214,7 @@ fn what_is_taken_away_stays_away_through_a_kill() {
 }
 
 /// Each lie, the scenario that is meant for it, and what that says.
-const LIES: [(Feature, &str, &str); 29] = [
+const LIES: [(Feature, &str, &str); 30] = [
     (
         Feature::DiskDurability,
         "what_was_confirmed_from_disk_outlives_the_broker",
