@@ -28,7 +28,7 @@ def ends(port: _core.Port, count: int) -> dict[int, object]:
 def test_each_call_ends_under_its_token(client):
     port = _core.Port()
     jobs = client.submit([(JOB, b"a"), (SHORT_LIVED, b"b")], 5.0, port, 1)
-    assert ends(port, 1) == {1: None}
+    assert ends(port, 1) == {1: []}
     client.watch(jobs[1], None, port, 2)
     client.peek_async(jobs[0], 5.0, port, 3)
     client.message_info_async(jobs[0], 5.0, port, 4)
@@ -45,7 +45,7 @@ def test_each_call_ends_under_its_token(client):
 def test_a_deadline_ends_a_watch_at_the_port(client):
     port = _core.Port()
     [job] = client.submit([(JOB, b"")], 5.0, port, 1)
-    assert ends(port, 1) == {1: None}
+    assert ends(port, 1) == {1: []}
     began = time.monotonic()
     client.watch(job, 0.2, port, 2)
     assert isinstance(ends(port, 1)[2], errors.ResultTimeout)
@@ -55,7 +55,7 @@ def test_a_deadline_ends_a_watch_at_the_port(client):
 def test_what_was_forgotten_does_not_come(client):
     port = _core.Port()
     [job] = client.submit([(JOB, b"")], 5.0, port, 1)
-    assert ends(port, 1) == {1: None}
+    assert ends(port, 1) == {1: []}
     client.watch(job, None, port, 2)
     client.watch(job, None, port, 3)
     client.forget(port, 2)

@@ -238,3 +238,13 @@ def test_months_of_minutes_take_seconds(app: App, clock: Clock) -> None:
     took_s = time.perf_counter() - begun
     print(f"129,600 times took {took_s:.2f} s")
     assert took_s < 10
+
+
+def test_the_brokers_of_other_apps_in_the_process_stay_as_they_are(app: App) -> None:
+    other = App("other", "memory:")
+    before = move_clock(other, 0)
+    with inline(app):
+        Clock().start_at(EVE)
+        Clock().move(DAY)
+    assert move_clock(other, 0) - before < HOUR
+    other.close()

@@ -32,6 +32,8 @@ def move_clock(app: App, by: Seconds) -> datetime:
 class Clock:
     """The clock of all brokers in memory that the test's apps have: the fixture ``penstock_clock``.
 
+    These are the brokers of ``inline``, ``capture`` and ``worker``, or else of the apps with the URL ``memory:``.
+
     Delays, retries, expiry, the time for which results are kept and schedules follow it, those too that the apps' code
     declares with ``@app.periodic``. Time passes as in production: each time of a schedule comes in its turn, and within
     ``inline`` its job has ended before the next one comes. Python's own clock is not moved.
@@ -73,10 +75,15 @@ _ANSWERS_WITHIN_S = 60.0
 
 
 def _in_memory() -> Sequence[tuple[App, Connection]]:
-    """Return the apps whose brokers are in memory, one for each broker."""
+    """Return the apps whose brokers are in memory, one for each broker.
+
+    Where some are replaced for a test, those alone: other apps of the process are not the test's.
+    """
     found: dict[object, tuple[App, Connection]] = {}
-    for app in sorted(app_module.made, key=lambda app: app.name):
-        if is_replaced(app) or app.url.startswith("memory:"):
+    all_apps = sorted(app_module.made, key=lambda app: app.name)
+    replaced = [app for app in all_apps if is_replaced(app)]
+    for app in replaced or all_apps:
+        if replaced or app.url.startswith("memory:"):
             connection = app._connected()
             if is_movable(connection):
                 found.setdefault(connection, (app, connection))

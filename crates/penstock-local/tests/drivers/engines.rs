@@ -320,7 +320,7 @@ const LIES: [(Feature, &str, &str); 30] = [
     (
         Feature::Debounce,
         "the_last_of_quick_calls_is_due_in_time",
-        "a delivery",
+        "deliveries came",
     ),
     (
         Feature::CancelWaiting,

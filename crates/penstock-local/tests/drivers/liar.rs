@@ -170,33 +170,23 @@ impl Lying {
                 }]
             }
             (
-                Feature::Keys,
+                lie @ (Feature::Keys | Feature::Claims),
                 Op::Publish {
                     queues,
                     message,
                     due,
-                    ..
+                    unless_key: Some(claim),
                 },
-            ) => vec![Op::Publish {
-                queues,
-                message,
-                due,
-                unless_key: None,
-            }],
-            (
-                Feature::Claims,
-                Op::Publish {
+            ) => {
+                let is_named = matches!(claim.key, Key::Named(_));
+                let heeds = is_named != (lie == Feature::Keys);
+                vec![Op::Publish {
                     queues,
                     message,
                     due,
-                    ..
-                },
-            ) => vec![Op::Publish {
-                queues,
-                message,
-                due,
-                unless_key: None,
-            }],
+                    unless_key: heeds.then_some(claim),
+                }]
+            }
             (
                 Feature::Debounce,
                 Op::Publish {
