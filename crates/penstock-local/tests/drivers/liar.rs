@@ -195,7 +195,7 @@ impl Lying {
                     due,
                     unless_key: Some(mut claim),
                 },
-            ) => {
+            ) if matches!(claim.conflict, Conflict::Replace { .. }) => {
                 claim.conflict = Conflict::Replace { max_wait_ms: None };
                 vec![Op::Publish {
                     queues,
