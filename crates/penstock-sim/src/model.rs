@@ -99,13 +99,12 @@ impl Model {
                 .expires
                 .is_some_and(|when| doubtful || when.has_come(now));
             if let State::Leased { lease, session, .. } = item.state
-                && self
-                    .sessions
-                    .get(&session)
-                    .is_some_and(|attendance| attendance.is_over(now))
+                && let Some(attendance) = self.sessions.get(&session)
+                && attendance.is_over(now)
             {
+                // A story that is told again does not stop at each time that nothing happened.
                 if item.crashes.0 == item.crashes.1 {
-                    item.lost_at = now.steady;
+                    item.lost_at = attendance.ends_at().unwrap_or(now.steady);
                 }
                 item.set_adrift(vec![(lease, session)]);
             }

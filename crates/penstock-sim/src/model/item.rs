@@ -420,7 +420,11 @@ impl Item {
 
 impl Attendance {
     pub(super) fn is_over(&self, now: Time) -> bool {
-        self.away_since
-            .is_some_and(|since| now.steady >= since + self.heartbeat_ms)
+        self.ends_at().is_some_and(|at| now.steady >= at)
+    }
+
+    /// Returns the time at which its leases end, if it stays away.
+    pub(super) fn ends_at(&self) -> Option<u64> {
+        self.away_since.map(|since| since + self.heartbeat_ms)
     }
 }

@@ -3,8 +3,8 @@
 use bytes::Bytes;
 use penstock_message::{
     DEFAULT_PRIORITY, Delivery, Failure, Filter, GivenValue, GivenValues, Hold, IdSource,
-    InputShape, Inputs, JoinPolicy, Key, Lease, Member, Message, MessageId, Op, Receipt, Running,
-    SessionId, Target, Tx, Value, ValueStatus,
+    InputShape, Inputs, JoinPolicy, Key, Lease, Member, Message, MessageId, Op, Receipt,
+    ReleaseReason, Running, SessionId, Target, Tx, Value, ValueStatus,
 };
 
 use super::Model;
@@ -365,4 +365,37 @@ fn a_blocked_job_that_is_cancelled_with_many_may_be_retried_before() {
     cancel(&mut model);
     decided(&mut model, 3, retry());
     assert!(may_be_cancelled(&model));
+}
+
+/// Seed 4687: after a crash the story is told again, and of eight seconds in which nothing happened it had only the end. A job
+/// whose worker was lost early in them seemed to begin too soon after its second crash.
+#[test]
+fn a_worker_is_lost_when_its_heartbeat_is_over_and_not_when_somebody_looks() {
+    let started_at = |ms| {
+        let mut model = Model::default();
+        model.advance(time(0));
+        model.hello(WORKER, HEARTBEAT_MS, &[]);
+        let mut job = message(4);
+        decided(&mut model, 1, publish(&job));
+        let crash = |lease| Op::Release {
+            lease,
+            reason: ReleaseReason::Crashed(String::new()),
+        };
+        runs(&mut model, 2, &delivery(job.clone()), crash);
+        job.crashes = 1;
+        job.notes = vec![Bytes::new()];
+        job.extras.get_or_insert_default().suspects = 1;
+        let mut again = delivery(job);
+        again.redelivered = true;
+        again.lease.grant = 2;
+        model.delivered(WORKER, &again).expect("it waits");
+        model.left(WORKER, false);
+        // Nothing happens, and then it is handed out.
+        model.advance(time(ms));
+        again.message.crashes = 2;
+        again.lease.grant = 3;
+        model.delivered(PRODUCER, &again)
+    };
+    assert!(started_at(HEARTBEAT_MS + 999).is_err());
+    assert_eq!(started_at(HEARTBEAT_MS + 1_000), Ok(()));
 }
