@@ -15,7 +15,7 @@ A worker runs it: ``penstock worker shop:app``. The pages in docs/ explain the r
 
 import sys
 
-# Type checkers know it by its name. `typing` itself would be most of what starting the `penstock` command takes.
+# Type checkers recognize this name. Importing `typing` would take most of the start time of the `penstock` command.
 TYPE_CHECKING = False
 
 if sys.platform == "win32":
@@ -187,8 +187,8 @@ _HOMES = (
 
 
 def __getattr__(name: str) -> object:
-    # The `penstock` command is found through this package and has to answer at once, so that what
-    # it does not need is imported when somebody first asks for it.
+    # The `penstock` command starts through this package and must respond at once, so public names are imported on first
+    # use.
     from importlib import import_module
 
     if name in __all__:

@@ -1,4 +1,4 @@
-"""``python -m penstock``: the ``penstock`` command, for where that is not on the PATH."""
+"""``python -m penstock``: runs the ``penstock`` command where it is not on the PATH."""
 
 from penstock._cli import main
 

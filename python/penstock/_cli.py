@@ -1,4 +1,4 @@
-"""The ``penstock`` command: this only finds the program of that name and becomes it."""
+"""The ``penstock`` command: finds the executable of that name and replaces this process with it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 
 def main() -> None:
     program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_bin", "penstock")
-    # The program starts workers with the interpreter, and so the packages, that it was called from.
+    # The program starts workers with the interpreter that called it, so they see the same packages.
     environment = {**os.environ, "PENSTOCK_PYTHON": sys.executable}
     try:
         os.execve(program, ["penstock", *sys.argv[1:]], environment)

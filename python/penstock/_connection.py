@@ -1,8 +1,7 @@
 """Connection of a process to a broker: blocking for threads, awaitable for event loops.
 
-Nothing is opened before the first call. There is one connection for each URL and process, shared by
-all apps and threads; a forked child starts with none. With ``memory:`` each app has a broker, and so a
-connection, of its own.
+Nothing is opened before the first call. A process has one connection per URL, shared by all apps and threads; a forked
+child starts with none. With ``memory:`` each app has its own broker, and so its own connection.
 """
 
 from __future__ import annotations
@@ -38,23 +37,23 @@ logger = logging.getLogger("penstock")
 
 T = TypeVar("T")
 
-# Interval at which a long wait logs the broker's notices: the caller who waits should learn first
-# that no worker serves the queue.
+# Interval at which a long wait logs the broker's notices, so that a waiting caller learns when no worker serves the
+# queue.
 _WAIT_SLICE_S = 4.0
-# Interval at which a wait of a job in a thread notices that the job is to end.
+# Interval at which a job that waits in a thread checks whether it has to stop.
 _ORDERS_SLICE_S = 0.25
 
 # Blocking call and its replacement in an event loop, for calls that enqueue.
 BLOCKING = ("delay()", "adelay()")
 
 Run: TypeAlias = tuple[str, str, int, int, int]
-"""(task, queue, attempt, generation, ended_at_ms) of the run that a value came from."""
+"""(task, queue, attempt, generation, ended_at_ms) of the run that produced a value."""
 Ended: TypeAlias = tuple[int, bytes, Run | None]
-"""(status, body, run): the end of a job; the run where the broker knows it."""
+"""(status, body, run) of a job that has ended; ``run`` is None where the broker does not know it."""
 
 
 class Connection:
-    """A client with awaitable calls next to the blocking ones. Use ``connect``, which shares them."""
+    """Client with both blocking and awaitable calls. Use ``connect`` to get a shared one."""
 
     def __init__(self, url: str, client: _core.Client) -> None:
         self.url = url
@@ -74,7 +73,7 @@ class Connection:
         self.operation = client.operation
 
     def wait(self, job_id: bytes, timeout_s: float | None) -> tuple[int, bytes]:
-        """Wait for a job's end. Without a timeout a broker out of reach is waited for as well."""
+        """Wait for a job's end. Without a timeout this also waits for an unreachable broker."""
         warn_of_blocking("result()", "aresult()")
         with lending() as loan:
             if loan is None:
@@ -87,11 +86,12 @@ class Connection:
             )
 
     def _in_slices(self, wait: Callable[[float], T], timeout_s: float | None, job_id: bytes | None = None) -> T:
-        """Wait this long, and log the broker's notices in between. ``job_id``: log also that nothing will run it."""
+        """Wait in slices and log the broker's notices in between. ``job_id``: also log when nothing will run that
+        job."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             left_s = math.inf if deadline is None else max(0.0, deadline - time.monotonic())
-            # The last slice is not a short one: in it a broker that is well would seem out of reach.
+            # The last slice must not be short, or a healthy broker would seem unreachable in it.
             slice_s = left_s if left_s < 2 * _WAIT_SLICE_S else _WAIT_SLICE_S
             try:
                 return wait(slice_s)
@@ -104,13 +104,13 @@ class Connection:
                 job_id = None
 
     def _log_that_nothing_runs(self, job_id: bytes) -> None:
-        """Log where a job is that no worker is going to run: others than this client may have had the notice of it."""
+        """Log where a job is that no worker will run. The broker may have sent its notice to another client."""
         where = self.whereabouts_of_one([job_id], self.broker, _WAIT_SLICE_S, only_stuck=True)
         if where:
             logger.warning("%s", where)
 
     async def submit(self, jobs: Sequence[tuple[_core.Options, bytes]], timeout_s: float) -> list[bytes | tuple[bytes]]:
-        """Commit the jobs in one transaction, as ``publish_many``. Cancelling the await does not take them back."""
+        """Commit the jobs in one transaction, like ``publish_many``. Cancelling the await does not withdraw them."""
         ids: list[bytes | tuple[bytes]] = []
 
         def start(port: _core.Port, token: int) -> None:
@@ -122,7 +122,7 @@ class Connection:
         return ids
 
     def publish_plan(self, plan: Plan, jobs: Sequence[tuple[_core.Options, bytes]], timeout_s: float) -> Built:
-        """Commit a workflow in one transaction. ``jobs``: the plan's, with the headers that they are to have."""
+        """Commit a workflow in one transaction. ``jobs``: the plan's jobs with their final headers."""
         built = plan.build(jobs)
         if len(built.graph):
             is_new = self._client.publish_graph(built.graph, plan.named(built), timeout_s)
@@ -132,11 +132,11 @@ class Connection:
     def build_plan(
         self, plan: Plan, jobs: Sequence[tuple[_core.Options, bytes]], build: Build, leaves: Leaving
     ) -> Built:
-        """Build steps that are sent when the running job ends."""
+        """Build steps to send when the running job ends."""
         return build(jobs)
 
     async def submit_plan(self, plan: Plan, jobs: Sequence[tuple[_core.Options, bytes]], timeout_s: float) -> Built:
-        """Like ``publish_plan``. Cancelling the await does not take the workflow back."""
+        """Like ``publish_plan``, but awaitable. Cancelling the await does not withdraw the workflow."""
         built = plan.build(jobs)
         if len(built.graph):
             await self._call(
@@ -147,42 +147,42 @@ class Connection:
     def workflows(
         self, state: str | None, name: str | None, after: bytes | None, timeout_s: float
     ) -> tuple[list[str], bytes | None]:
-        """Return a page of workflows as JSON, and the place to continue from."""
+        """Return a page of workflows as JSON, and where to continue."""
         return self._client.workflows(state, name, after, timeout_s)
 
     def workflow_status(self, workflow: bytes, timeout_s: float) -> tuple[str, list[bytes]] | None:
-        """Return a workflow with its steps as JSON, and the first jobs that have failed; None: it is not listed."""
+        """Return a workflow with its steps as JSON, and its first failed jobs; None if the broker does not list it."""
         return self._client.workflow_status(workflow, timeout_s)
 
     def may_end(self) -> bool:
-        """Whether anything may end a job that is waited for."""
+        """Whether anything may end a job that a caller waits for."""
         return True
 
     def move_clock(self, forward_ms: int, timeout_s: float) -> int:
-        """Move the clock of a broker in memory on, and return its time."""
+        """Advance the clock of a broker in memory, and return its time."""
         return self._client.move_clock(forward_ms, timeout_s)
 
     def order_schedule(
         self, app: str, name: str, order: str, call: tuple[_core.Timing, _core.Options, bytes] | None, timeout_s: float
     ) -> bytes | None:
-        """Change a schedule; return the id of the job that this has made, if any."""
+        """Change a schedule; return the id of the job that this created, if any."""
         return self._client.order_schedule(app, name, order, call, timeout_s)
 
     def schedules(
         self, app: str, name: str | None, after: str | None, times: int, timeout_s: float
     ) -> tuple[list[str], str | None]:
-        """Return a page of an app's schedules as JSON, and the place to continue from."""
+        """Return a page of an app's schedules as JSON, and where to continue."""
         return self._client.schedules(app, name, after, times, timeout_s)
 
     # Whether large groups may be sent in several transactions.
     sends_parts = True
 
     def begin_graph(self, graph: _core.Graph, workflow: bytes, timeout_s: float, port: _core.Port, token: int) -> None:
-        """Commit a part of a workflow; the port tells of its end."""
+        """Commit a part of a workflow; the port reports when that is done."""
         self._client.submit_graph(graph, workflow, timeout_s, port, token)
 
     def seal(self, join: bytes, count: int, workflow: bytes, timeout_s: float) -> None:
-        """Say that all members of a group that was sent in parts have come."""
+        """Declare that all members of a group that was sent in parts have arrived."""
         graph = _core.Graph()
         graph.seal(join, count)
         self._client.publish_graph(graph, workflow, timeout_s)
@@ -214,7 +214,7 @@ class Connection:
         return cast(dict[str, object] | None, end)
 
     def cancel(self, job_id: bytes, reason: str, running: str, timeout_s: float) -> str | None:
-        """End a job that does not run, or ask one that does to stop; return the state that it was found in."""
+        """Cancel a job that is not running, or ask a running one to stop; return the state it was found in."""
         return self._client.cancel(job_id, reason, running, timeout_s)
 
     async def cancel_async(self, job_id: bytes, reason: str, running: str, timeout_s: float) -> str | None:
@@ -224,7 +224,7 @@ class Connection:
         return cast(str | None, end)
 
     def wait_all(self, job_ids: Sequence[bytes], timeout_s: float | None) -> list[tuple[int, bytes]]:
-        """Wait for the end of each job; a value that has gone is (-1, b"")."""
+        """Wait for the end of each job; a value that is no longer kept is (-1, b"")."""
         with lending() as loan:
             if loan is None:
                 _warn_of_waiting_job()
@@ -234,7 +234,7 @@ class Connection:
             )
 
     def read_all(self, job_ids: Sequence[bytes], timeout_s: float | None) -> list[tuple[int, bytes]]:
-        """Like ``wait_all``, of jobs that have all ended."""
+        """Like ``wait_all``, for jobs that have all ended."""
         return self._in_slices(lambda slice_s: self._client.wait_all(job_ids, slice_s), timeout_s)
 
     async def aread_all(self, job_ids: Sequence[bytes], timeout_s: float | None) -> list[tuple[int, bytes]]:
@@ -253,10 +253,10 @@ class Connection:
     def each(
         self, job_ids: Sequence[bytes], timeout_s: float | None, call_timeout_s: float, *, any_of: bool = False
     ) -> Iterator[tuple[int, tuple[int, bytes] | None]]:
-        """Yield (place, end) of each job as it ends. ``any_of``: the caller waits for one of them only.
+        """Yield (index, end) of each job as it ends. ``any_of``: the caller waits for only one of them.
 
-        With a timeout of 0 or less each is yielded at once, with None for one that has not ended; that takes the
-        broker at most the timeout of a call.
+        With a timeout of 0 or less each is yielded at once, with None for a job that has not ended. The broker must
+        then answer within ``call_timeout_s``.
         """
         port, poll = _core.Port(), select.poll()
         poll.register(port.fileno(), select.POLLIN)
@@ -276,7 +276,7 @@ class Connection:
             port.close()
 
     def _poll(self, poll: select.poll, only_ask: bool) -> None:
-        """Wait for news; in a job with its slot lent."""
+        """Wait for news. Inside a job, lend its slot meanwhile."""
         if only_ask:
             poll.poll(_WAIT_SLICE_S * 1000)
             return
@@ -287,14 +287,14 @@ class Connection:
             elif not poll.poll(SHORT_S * 1000):
                 loan.begin()
                 until = time.monotonic() + _WAIT_SLICE_S
-                # An order to a job in a thread comes between two of these.
+                # A job in a thread receives orders between two polls.
                 while not poll.poll(_ORDERS_SLICE_S * 1000) and time.monotonic() < until:
                     pass
 
     async def aeach(
         self, job_ids: Sequence[bytes], timeout_s: float | None, call_timeout_s: float, *, any_of: bool = False
     ) -> AsyncGenerator[tuple[int, tuple[int, bytes] | None], None]:
-        """Like ``each``, for an event loop."""
+        """Like ``each``, but awaitable."""
         import asyncio
 
         port, ready, loop = _core.Port(), asyncio.Event(), asyncio.get_running_loop()
@@ -329,7 +329,7 @@ class Connection:
         any_of: bool,
     ) -> None:
         only_ask = timeout_s is not None and timeout_s <= 0
-        # Who waits for one of several is in no circle while another may come.
+        # A caller that waits for any one of several jobs is in no cycle while another of them may end.
         waiter = _waiter() if not any_of or len(job_ids) == 1 else None
         limit_s = call_timeout_s if only_ask else timeout_s
         self._client.watch_each(job_ids, limit_s, only_ask, port, 0, waiter=waiter)
@@ -343,7 +343,7 @@ class Connection:
             start(port.core, token)
             return await future
         finally:
-            # Ended, refused or cancelled; what is cancelled is only this wait.
+            # Ended, refused or cancelled; cancelling affects only this wait.
             if port.forget(token):
                 self._client.forget(port.core, token)
 
@@ -356,7 +356,7 @@ class Connection:
     def whereabouts_of_one(
         self, job_ids: Sequence[bytes], url: str, call_timeout_s: float, *, only_stuck: bool = False
     ) -> str:
-        """Describe an unfinished job of several that keeps the others waiting; empty when none is found."""
+        """Describe an unfinished job that keeps the others waiting; empty when none is found."""
         from penstock._jobs.whereabouts import whereabouts_of_one
 
         return whereabouts_of_one(self, job_ids, url, call_timeout_s, only_stuck=only_stuck)
@@ -364,7 +364,7 @@ class Connection:
     def log_notices(self, blocking: tuple[str, str] | None = None) -> bool:
         """Log the broker's notices, at most once a second. Return whether there were any.
 
-        ``blocking``: the call that this follows, and the one that an event loop should make in its place.
+        ``blocking``: the call just made, and the call that code in an event loop should make instead.
         """
         now = time.monotonic()
         if now < self._notices_due:
@@ -379,7 +379,7 @@ class Connection:
 
     @property
     def broker(self) -> str:
-        """Broker's URL, with the directory of a local one in full: two of them are easily mistaken."""
+        """Broker's URL, with the full directory of a local one, since two local brokers are easily confused."""
         return self._client.broker()
 
     def rest(self, timeout_s: float) -> None:
@@ -425,7 +425,7 @@ class _LoopPort:
             _running_loop().remove_reader(self.core.fileno())
 
     def retire(self) -> None:
-        """Detach from the loop once the calls that a close has cut off have their errors."""
+        """Detach from the loop once the calls that ``close`` interrupted have received their errors."""
         self._retiring = True
         self.drain()
 
@@ -443,7 +443,7 @@ _warned_of: set[str] = set()
 
 
 def warn_of_blocking(call: str, instead: str) -> None:
-    """Warn once in a process that a call keeps an event loop waiting."""
+    """Warn once per process that a call blocks an event loop."""
     asyncio = sys.modules.get("asyncio")
     if asyncio is None or call in _warned_of or asyncio._get_running_loop() is None:
         return
@@ -452,13 +452,13 @@ def warn_of_blocking(call: str, instead: str) -> None:
 
 
 def _waiter() -> bytes | None:
-    """Return the id of the job that runs here, in which the caller is about to wait."""
+    """Return the id of the running job in which the caller is about to wait, if any."""
     current = running.get()
     return None if current is None else current[0]
 
 
 def _warn_of_waiting_job() -> None:
-    """Warn once for each task whose jobs keep their slots while they wait: in threads that are not slots."""
+    """Warn once per task whose jobs wait in threads that are not slots, and so keep their slots while they wait."""
     current = running.get()
     if current is None or current[5].name in _warned_of:
         return
@@ -472,7 +472,7 @@ def _warn_of_waiting_job() -> None:
 
 
 def _running_loop() -> asyncio.AbstractEventLoop:
-    # Not imported above: it would be a third of the time that `import penstock` takes.
+    # Imported here because it would take a third of the time of `import penstock`.
     import asyncio
 
     return asyncio.get_running_loop()
@@ -490,7 +490,7 @@ class _Ports:
         if port is None:
             port = self._of_loop[loop] = _LoopPort(self._log_notices)
             loop.add_reader(port.core.fileno(), port.drain)
-            # The loop never tells that it was closed; the descriptor goes when the loop does.
+            # A loop does not report that it was closed, so the descriptor is closed when the loop is collected.
             weakref.finalize(loop, port.core.close)
         return port
 
@@ -502,27 +502,27 @@ class _Ports:
 
 
 _connections: dict[tuple[str, str | None], Connection] = {}
-# They end with their owners.
+# Connections of apps with their own broker; each is dropped with its owner.
 _owned: weakref.WeakKeyDictionary[object, Connection] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
-# Connections that a forked child inherited belong to its parent. They are kept, since dropping one would run
-# the goodbye of a connection whose threads do not exist here.
+# Connections that a forked child inherited belong to its parent. They are kept because dropping one would run the
+# shutdown of a connection whose threads do not exist here.
 _inherited: list[object] = []
 _generation = 0
 
 
 def generation() -> int:
-    """Return a number that changes with a fork and with ``close``. A connection kept with an older number is stale."""
+    """Return a number that changes on fork and on ``close``. A connection kept under an older number is stale."""
     return _generation
 
 
 def is_own(url: str) -> bool:
-    """Whether each app has a broker of its own there, a double for tests."""
+    """Whether each app has its own broker at this URL, as a test double."""
     return url.startswith("memory:")
 
 
 def connect(url: str, name: str, owner: App) -> Connection:
-    """Return this process's connection to ``url``, or its owner's where that has its own. Opens nothing."""
+    """Return the owner's own connection if it has one, else this process's connection to ``url``. Opens nothing."""
     if _guard.may_connect is not None:
         _guard.may_connect(owner)
     token = os.environ.get("PENSTOCK_TOKEN")
@@ -539,19 +539,19 @@ def connect(url: str, name: str, owner: App) -> Connection:
 
 
 def new_connection(url: str, token: str | None, name: str) -> Connection:
-    """Make a connection that nobody shares. Opens nothing."""
+    """Make an unshared connection. Opens nothing."""
     return Connection(url, _core.Client(url, token=token, program=penstock_program(), name=name))
 
 
 def start_over() -> None:
-    """Make every app look up its broker again, and whether it may be used. Ends no connection."""
+    """Make every app look up its broker, and whether it may use it, again. Closes no connection."""
     global _generation
     with _lock:
         _generation += 1
 
 
 def disconnect(connection: Connection, timeout_s: float) -> None:
-    """Close the connection for all who share it; their next call opens a new one."""
+    """Close the connection for all apps that share it; their next call opens a new one."""
     global _generation
     with _lock:
         for key, value in list(_connections.items()):
@@ -565,13 +565,13 @@ def disconnect(connection: Connection, timeout_s: float) -> None:
 
 
 def _rest_all() -> None:
-    # Jobs sent with durability="none" may still be on their way. Not closed: exit handlers that run after
-    # this one, and daemon threads, may still enqueue. An app's own broker ends with this process anyway.
+    # Jobs sent with durability="none" may still be in flight. The connections are not closed, because later exit
+    # handlers and daemon threads may still enqueue. An app's own broker exits with this process anyway.
     for connection in list(_connections.values()):
         connection.rest(1.0)
 
 
-# At import, so that exit handlers that are registered later run before.
+# Registered at import, so that exit handlers registered later run first.
 atexit.register(_rest_all)
 
 
@@ -586,6 +586,6 @@ os.register_at_fork(after_in_child=_start_anew_after_fork)
 
 
 def penstock_program() -> str | None:
-    """Return the executable that ``local:`` starts. Not found by ``sys.executable``, which is wrong under uWSGI."""
+    """Return the executable that ``local:`` starts. Does not use ``sys.executable``, which is wrong under uWSGI."""
     program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_bin", "penstock")
     return program if os.path.isfile(program) else None

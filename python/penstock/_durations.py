@@ -1,4 +1,4 @@
-"""Checks of user input: all numbers and times (seconds or a timedelta, or a datetime)."""
+"""Checks of numbers and times in user input (seconds, a timedelta, or a datetime)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import TypeAlias
 
 Seconds: TypeAlias = float | timedelta
 
-# 100 years: beyond it a unit was mistaken.
+# 100 years. A longer time means that somebody confused units.
 _LONGEST_S = 3_155_760_000
 
 
 def duration_ms(name: str, value: Seconds) -> int:
-    """Return milliseconds; ``TypeError`` or ``ValueError`` says what is wrong with the option."""
+    """Return milliseconds. Raises ``TypeError`` or ``ValueError``, naming the option."""
     seconds = _seconds(name, value)
     # The comparison is false for NaN as well.
     if not 0 <= seconds <= _LONGEST_S:
@@ -22,7 +22,7 @@ def duration_ms(name: str, value: Seconds) -> int:
 
 
 def due_ms(name: str, value: Seconds | datetime | None) -> tuple[int | None, int | None]:
-    """Return milliseconds from now, or those since the epoch; ``TypeError`` or ``ValueError`` says what is wrong."""
+    """Return (milliseconds from now, milliseconds since the epoch); at most one is set. Raises as ``duration_ms``."""
     if value is None:
         return None, None
     if isinstance(value, datetime):
@@ -33,7 +33,7 @@ def due_ms(name: str, value: Seconds | datetime | None) -> tuple[int | None, int
 
 
 def epoch_ms(name: str, value: datetime) -> int:
-    """Return milliseconds since the epoch; ``TypeError`` or ``ValueError`` says what is wrong with the option."""
+    """Return milliseconds since the epoch. Raises ``TypeError`` or ``ValueError``, naming the option."""
     if not is_a(value, datetime):
         raise TypeError(f"{name} must be a datetime, not {value!r}")
     if value.tzinfo is None:
@@ -42,7 +42,7 @@ def epoch_ms(name: str, value: datetime) -> int:
 
 
 def timeout_s(name: str, value: Seconds | None) -> float | None:
-    """Return seconds, or None for no limit. A time that is over is 0 or less; more than 100 years is no limit."""
+    """Return seconds, or None for no limit. 0 or less means that the time is up; over 100 years means no limit."""
     if value is None:
         return None
     seconds = _seconds(name, value)
@@ -63,7 +63,7 @@ def _seconds(name: str, value: Seconds) -> float:
 
 
 def is_a(value: object, kind: type | tuple[type, ...]) -> bool:
-    """Like ``isinstance``, for user input: type checkers believe the annotations, so to them it needs no check."""
+    """Like ``isinstance``, for user input. Type checkers trust the annotations and would call the check redundant."""
     return isinstance(value, kind)
 
 

@@ -1,6 +1,6 @@
-"""Guard of real brokers: asked before an app first connects in this process, and at no call after that.
+"""Guard of real brokers, called before an app first connects in this process but not on later calls.
 
-A module of its own, which imports nothing, for the pytest plugin to be loaded without the rest of penstock.
+This is a separate module without imports, so the pytest plugin can load it without the rest of penstock.
 """
 
 from __future__ import annotations
@@ -13,4 +13,4 @@ if TYPE_CHECKING:
     from penstock._tasks.app import App
 
 may_connect: Callable[[App], None] | None = None
-"""Called with the app; raises if it may not connect."""
+"""Function called with the app. Raises if the app may not connect."""

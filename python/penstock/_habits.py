@@ -1,4 +1,4 @@
-"""Names of Celery's and RQ's methods, and what does the same here: for those who come from there."""
+"""Names of Celery and RQ methods with their equivalents here, for users who migrate."""
 
 from __future__ import annotations
 
@@ -96,10 +96,10 @@ _OF = {"Sender": _TASK, "Job": _RESULT, "Workflow": _WORKFLOW, "Partial": _STEP,
 
 
 class Habit:
-    """Attribute of a class that is not there, and says what is.
+    """Missing attribute whose ``AttributeError`` names the equivalent.
 
-    A ``__getattr__`` would say it, too, but a class that has one looks up all its attributes the slow way. That cost a
-    job 0.9 µs in the process that runs it, of 4.3.
+    A ``__getattr__`` could do the same, but slows down every attribute lookup of its class: it cost each job 0.9 of 4.3
+    µs in the process that runs it.
     """
 
     __slots__ = ("_hint", "_name")
@@ -109,7 +109,7 @@ class Habit:
         self._hint = hint
 
     def __get__(self, of: object, owner: type) -> Habit:
-        """Raise ``AttributeError``. The class itself has it, as it has its other attributes."""
+        """Raise ``AttributeError`` for an instance; return the descriptor itself for the class."""
         if of is None:
             return self
         text = f"{owner.__name__!r} object has no attribute {self._name!r}: {self._hint}"
@@ -117,7 +117,7 @@ class Habit:
 
 
 def answer_habits(kind: type) -> None:
-    """Have a class answer names of Celery's and RQ's methods with what does the same here. None of them is listed."""
+    """Make a class point users of Celery and RQ method names to its own. ``dir()`` does not list those names."""
     names = _OF[kind.__name__]
     for name, hint in names.items():
         if not hasattr(kind, name):

@@ -1,4 +1,4 @@
-"""The module that public classes name as theirs: ``penstock``, which is what users import."""
+"""Sets ``__module__`` of public classes to ``penstock``, the module that users import."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ T = TypeVar("T", bound=type)
 def public(cls: T) -> T:
     """Show a class as ``penstock.Name`` in messages, tracebacks, documentation and pickles.
 
-    Annotations of its fields are then looked up in ``penstock``, so a dataclass or a TypedDict needs them as objects,
-    not as text: its module can't have ``from __future__ import annotations``.
+    Python then looks up the annotations of its fields in ``penstock``. So a dataclass or a TypedDict needs them as
+    objects, not as text: its module cannot use ``from __future__ import annotations``.
     """
     cls.__module__ = "penstock"
     return cls

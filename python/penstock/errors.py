@@ -1,8 +1,8 @@
-"""All errors that Penstock raises. Each is a `PenstockError`.
+"""Errors that Penstock raises. Each is a ``PenstockError``.
 
-Two questions decide what a caller does next, and the types answer them: did the job fail
-(`JobError` and below), or could Penstock not tell or take it (everything else)? And may the work
-have been accepted anyway (`maybe_accepted`, which all of them have)?
+Two questions decide what a caller does next, and the types answer them. Did the job fail (``JobError`` and its
+subclasses), or could Penstock not accept or report it (everything else)? And may the work have been accepted anyway
+(``maybe_accepted``, an attribute of all of them)?
 """
 
 TYPE_CHECKING = False
@@ -44,17 +44,17 @@ __all__ = [
 
 
 class PenstockError(Exception):
-    """The base of all errors in this module.
+    """Base of all errors in this module.
 
-    ``maybe_accepted`` is True when the call was sent and ended without an answer: a broker may have
-    carried it out or may still do so, and enqueueing again could then run the job twice.
+    ``maybe_accepted`` is True when the call was sent but got no answer. A broker may have carried it out, or may still
+    do so, and enqueueing again could then run the job twice.
     """
 
     maybe_accepted: bool = False
 
 
 class _CallError(PenstockError):
-    """A call ended without a broker's answer."""
+    """A call returned without a broker's answer."""
 
     def __init__(self, message: str = "", maybe_accepted: bool = False) -> None:
         super().__init__(message, maybe_accepted)
@@ -76,19 +76,19 @@ class CallTimeout(_CallError, TimeoutError):
 
 
 class ResultTimeout(_CallError, TimeoutError):
-    """The job had not ended when the time of ``result(timeout=...)`` was up. It is not cancelled."""
+    """The job did not end within the ``timeout`` of ``result()``. It was not cancelled."""
 
 
 class Unauthorized(_CallError):
-    """The server requires a token: set ``PENSTOCK_TOKEN`` to the one it was started with."""
+    """The token is missing or wrong: set ``PENSTOCK_TOKEN`` to the one that the server was started with."""
 
 
 class InvalidConfiguration(_CallError, ValueError):
-    """A URL, a directory or an option is wrong; the text says what and how to fix it."""
+    """A URL, a directory or an option is wrong. The message says which one, and how to fix it."""
 
 
 class ClientClosed(_CallError):
-    """The call came after ``app.close()``, or was cut off by it; ``maybe_accepted`` is True if it had been sent."""
+    """The call came after ``app.close()`` or was interrupted by it. ``maybe_accepted`` is True if it had been sent."""
 
 
 class QueueFull(PenstockError):
@@ -96,28 +96,28 @@ class QueueFull(PenstockError):
 
 
 class DiskFull(PenstockError):
-    """The broker's disk is nearly full, or has no room for so large a call. Nothing of the call was accepted."""
+    """The broker's disk is nearly full, or has no room for a call of this size. No part of the call was accepted."""
 
 
 class NotOffered(_CallError):
     """The broker is older than this client, its engine lacks the feature, or the feature is not built yet.
 
-    Nothing was changed. The text says what to install, or which option to change.
+    Nothing was changed. The message says what to install, or which option to change.
     """
 
 
 class NoSuchJob(PenstockError):
-    """The broker holds no such job: it has ended, or it never was. Nothing was changed."""
+    """The broker holds no such job: it has ended, or it never existed. Nothing was changed."""
 
 
 class TooLate(PenstockError):
-    """The job is past the point where this could be done to it. Nothing was changed."""
+    """The job has advanced too far for this operation. Nothing was changed."""
 
 
 class JobExists(PenstockError):
-    """Another job has the key of a unique call, which asked for this: ``on_conflict="raise"``. Nothing was enqueued.
+    """Another job holds the key of a unique call with ``on_conflict="raise"``.
 
-    ``job_id`` is that job's; ``app.job(error.job_id)`` returns it.
+    Nothing was enqueued. ``job_id`` is the id of that job; ``app.job(error.job_id)`` returns it.
     """
 
     def __init__(self, message: str = "", job_id: str = "") -> None:
@@ -129,16 +129,16 @@ class JobExists(PenstockError):
 
 
 class WaitCycle(PenstockError):
-    """A job waits for one that waits for it, or for itself: neither would ever end. The text names all jobs in between.
+    """A job waits for itself, directly or through other jobs, so none of them would ever end.
 
-    Raised by the wait that closes the circle. None of the jobs was cancelled.
+    The message names all jobs of the cycle. Raised by the wait that closes it. None of the jobs was cancelled.
     """
 
 
 class TooManyWaiting(PenstockError):
-    """A job waits for one that can't be run: every slot of the workers is held by jobs that wait for others.
+    """A job waits for another that cannot run, because jobs that wait for others hold every slot of the workers.
 
-    As many as may have lent their slots (``--max-parked``). The job that is waited for is still enqueued.
+    The workers have already lent as many slots as ``--max-parked`` allows. The awaited job is still enqueued.
     """
 
 
@@ -147,10 +147,10 @@ class PayloadTooLarge(_CallError, ValueError):
 
 
 class ResultExpired(PenstockError):
-    """There is no result and none is on its way.
+    """There is no result, and none is to come.
 
-    It was never stored (``store_result=False``), has outlived ``result_ttl``, was evicted under its
-    task's size cap, or the broker does not know the job.
+    It was never stored (``store_result=False``), has outlived its ``result_ttl``, was evicted under its task's size
+    cap, or the broker does not know the job.
     """
 
 
@@ -161,8 +161,8 @@ class JobError(PenstockError):
 class TaskError(JobError):
     """The task raised an error that cannot be rebuilt here as its own type.
 
-    That is so when this process has not imported the type, when it is not an ``Exception``, or when
-    its arguments do not travel. ``type_name`` is the full name; the remote traceback is ``__cause__``.
+    Either this process has not imported the type, the type is not an ``Exception``, or its arguments cannot be
+    serialized. ``type_name`` is its full name; the remote traceback is ``__cause__``.
     """
 
     def __init__(self, type_name: str, message: str) -> None:
@@ -177,30 +177,30 @@ class TaskError(JobError):
 class ArgumentMismatch(JobError, TypeError):
     """The job's arguments do not fit the task's signature in the worker that took it.
 
-    They were enqueued by another version of the code. While another worker may be of that version
-    (``App(version_grace=...)``), the job is tried again later; this error ends those tries.
+    Another version of the code enqueued them. During ``App(version_grace=...)``, while a worker of that version may
+    still run, the job is tried again later. This error is raised when that time is over.
     """
 
 
 class UnknownTask(JobError):
-    """No task of this name is in the worker's app. The text names the closest ones."""
+    """The worker's app has no task of this name. The message lists the most similar names."""
 
 
 class WorkerCrashed(JobError):
-    """The worker process died while it ran the job, once more than ``max_crashes`` allows."""
+    """The worker process died while running the job, as often as ``max_crashes`` allows."""
 
 
 class TaskTimeout(JobError, TimeoutError):
-    """The job ran longer than its ``timeout``, and was stopped.
+    """The job ran longer than its ``timeout`` and was stopped.
 
-    It is retried only if the task's ``retry_on`` names it, or a base of it other than ``Exception``.
+    It is retried only if the task's ``retry_on`` names this class, or a base class other than ``Exception``.
     """
 
 
 class SoftTimeout(PenstockError, TimeoutError):
-    """Raised inside a task that runs longer than its ``soft_timeout``, once an attempt, for it to wind up.
+    """Raised once per attempt inside a task that runs longer than its ``soft_timeout``, so that it can clean up.
 
-    As any error, it fails the attempt unless the task catches it.
+    Like any error, it fails the attempt unless the task catches it.
     """
 
     def __str__(self) -> str:
@@ -208,7 +208,7 @@ class SoftTimeout(PenstockError, TimeoutError):
 
 
 class JobExpired(JobError):
-    """The job was not started before its ``expires``, so it was never run to an end."""
+    """The job did not start before it expired (``expires``), so it never completed."""
 
 
 class JobCancelled(JobError):
@@ -216,28 +216,28 @@ class JobCancelled(JobError):
 
 
 class GroupError(JobError):
-    """A step did not succeed because of other jobs: too many members of its group, or a job before it, have failed.
+    """A step did not succeed because of other jobs: too many members of its group, or an earlier job, failed.
 
-    ``failed`` is the number of those jobs that are known, of at most 64, and ``failures`` has a ``Failure`` for each.
-    The error of the first is ``__cause__``.
+    ``failed`` is the number of those jobs that are known (at most 64), and ``failures`` has a ``Failure`` for each.
+    ``__cause__`` is the error of the first one.
     """
 
     def __init__(self, message: str = "", failed: int = 0, failures: "tuple[Failure, ...]" = ()) -> None:
-        # Failures are left out where they do not travel.
+        # A rebuilt error has no failures when they could not be serialized.
         super().__init__(message)
         self.failed = failed
         self.failures = failures
 
 
 class CannotDecode(PenstockError):
-    """A result holds a value of a class that is not known here, or that no longer fits its class.
+    """A result holds a value whose class is not known here, or that no longer fits its class.
 
-    The text names the class, and the task whose module has to be imported.
+    The message names the class, and the task whose module has to be imported.
     """
 
 
 class RemoteTraceback(Exception):
-    """The traceback from the worker, as text: the ``__cause__`` of the error that ``result()`` raises."""
+    """Traceback from the worker, as text: the ``__cause__`` of the error that ``result()`` raises."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -248,5 +248,5 @@ class RemoteTraceback(Exception):
 
 
 for _name in __all__:
-    # `penstock.CallTimeout` is what users import and see, in tracebacks too.
+    # Users import `penstock.CallTimeout`, so tracebacks should show that name, too.
     globals()[_name].__module__ = "penstock"

@@ -63,7 +63,7 @@ def send_all(app: App, plan: Plan) -> Built:
 
 
 async def asend_all(app: App, plan: Plan) -> Built:
-    """Like ``send_all``, for an event loop. Cancelling it cancels the workflow."""
+    """Like ``send_all``, but awaitable. Cancelling it cancels the workflow."""
     import asyncio
 
     sending = _Sending(app, plan)

@@ -216,7 +216,7 @@ def finish(app: App, asking: Asking[T], timeout_s: float | None) -> T:
 
 
 async def afinish(app: App, asking: Asking[T], timeout_s: float | None) -> T:
-    """Like ``finish``, for an event loop."""
+    """Like ``finish``, but awaitable."""
     try:
         ids = next(asking)
         while True:

@@ -141,7 +141,7 @@ class Workflow(Generic[R_co]):
             raise self._late(self._ended_by_now(), limit_s) from None
 
     async def aresult(self, timeout: Seconds | None = None) -> R_co:
-        """As ``result``, for an event loop. Cancelling it does not cancel the workflow."""
+        """Like ``result``, but awaitable. Cancelling it does not cancel the workflow."""
         if self._app is None:
             return cast(R_co, self._nothing)
         limit_s = timeout_s("timeout", timeout)

@@ -68,7 +68,7 @@ class FailedJob:
         self._app.failed(id=self.id).retry(queue=queue)
 
     async def aretry(self, *, queue: str | None = None) -> None:
-        """As ``retry``, for an event loop."""
+        """Like ``retry``, but awaitable."""
         await self._app.failed(id=self.id).aretry(queue=queue)
 
     def remove(self) -> None:
@@ -76,7 +76,7 @@ class FailedJob:
         self._app.failed(id=self.id).remove()
 
     async def aremove(self) -> None:
-        """As ``remove``, for an event loop."""
+        """Like ``remove``, but awaitable."""
         await self._app.failed(id=self.id).aremove()
 
 
@@ -133,7 +133,7 @@ class FailedJobs:
         return sum(1 for _ in self)
 
     async def acount(self) -> int:
-        """As ``count``, for an event loop."""
+        """Like ``count``, but awaitable."""
         return await asyncio.to_thread(self.count)
 
     def retry(self, *, queue: str | None = None) -> int:
@@ -147,7 +147,7 @@ class FailedJobs:
         return self._order("retry", queue)
 
     async def aretry(self, *, queue: str | None = None) -> int:
-        """As ``retry``, for an event loop. Cancelling it does not take the order back."""
+        """Like ``retry``, but awaitable. Cancelling it does not take the order back."""
         return await asyncio.to_thread(self.retry, queue=queue)
 
     def remove(self) -> int:
@@ -158,7 +158,7 @@ class FailedJobs:
         return self._order("remove", None)
 
     async def aremove(self) -> int:
-        """As ``remove``, for an event loop. Cancelling it does not take the order back."""
+        """Like ``remove``, but awaitable. Cancelling it does not take the order back."""
         return await asyncio.to_thread(self.remove)
 
     def _page(self, after: int) -> tuple[list[FailedJob], int | None]:

@@ -140,7 +140,7 @@ class Job(Generic[R_co]):
         return end
 
     async def aresult(self, timeout: Seconds | None = None) -> R_co:
-        """As ``result``, for an event loop. Cancelling it does not cancel the job."""
+        """Like ``result``, but awaitable. Cancelling it does not cancel the job."""
         limit_s = timeout_s("timeout", timeout)
         begun = time.monotonic()
         end = await self._await_end(limit_s)

@@ -119,7 +119,7 @@ def changes(job: "Job[Any]", limit_s: float | None) -> Iterator[Progress | None]
 
 
 async def achanges(job: "Job[Any]", limit_s: float | None) -> AsyncIterator[Progress | None]:
-    """Like ``changes``, for an event loop."""
+    """Like ``changes``, but awaitable."""
     from penstock._jobs.job import in_thread
 
     until, before = _Until(limit_s), None
@@ -217,7 +217,7 @@ def wait_drawing(job: "Job[Any]", limit_s: float | None) -> None:
 
 
 async def await_drawing(job: "Job[Any]", limit_s: float | None) -> None:
-    """Like ``wait_drawing``, for an event loop."""
+    """Like ``wait_drawing``, but awaitable."""
     drawing = Drawing(f"job {format_id(job._id)}")
     try:
         async for latest in achanges(job, limit_s):

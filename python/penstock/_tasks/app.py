@@ -1,4 +1,4 @@
-"""The app: a name, a broker's URL, and the tasks."""
+"""App: a name, a broker's URL, and tasks."""
 
 from __future__ import annotations
 
@@ -56,28 +56,36 @@ F = TypeVar("F", bound=Callable[[], object])
 ScheduledTask = TypeVar("ScheduledTask", bound=AnyTask[..., Any])
 
 
-# All apps of this process, and callbacks for each new one: doubles for tests, which replace the brokers.
+# All apps of this process, and callbacks for each new one. Test doubles use these to replace the brokers.
 made: weakref.WeakSet[App] = weakref.WeakSet()
 on_made: list[Callable[[App], None]] = []
 
 
 @public
 class App:
-    """Holds tasks and knows the broker. Making one opens nothing and starts nothing.
+    """Holds tasks, and enqueues their jobs at a broker. Creating an app connects to nothing and starts nothing.
 
-    ``name``: shown to people, in ``penstock status`` for instance.
-    ``url``: the broker. Default: the environment's ``PENSTOCK_URL``, else ``local:.penstock``, which
+    ``name``: name for people, shown in ``penstock status`` for example.
+
+    ``url``: address of the broker. Default: the environment variable ``PENSTOCK_URL``, else ``local:.penstock``, which
     needs no server. The token for a server that requires one is read from ``PENSTOCK_TOKEN``.
-    ``include``: modules that have tasks of this app, which a worker imports: ``["shop.mail", "shop.pay"]``.
-    ``call_timeout``: seconds or a timedelta within which every call except ``result()`` ends, if need be with an error.
-    ``max_payload_bytes``: most bytes of the arguments or the result of one job, encoded.
-    ``version_grace``: seconds or a timedelta for which workers try a job again whose arguments another version of
-    its task has encoded, if they do not fit this one: a deployment takes its time. Each try is 30 s to 2 min later
-    than the one before, and burns no attempt. Default: 10 minutes.
-    ``defaults``: options that each task has unless its own ``@app.task(...)`` says otherwise.
-    ``tz``: time zone of the app's schedules, such as ``"Europe/Paris"``.
-    ``version``: number, or a text that sorts, of this version of the app. While workers of two versions run, the higher
-    one's schedules hold. Default: those of the worker that has started last.
+
+    ``include``: modules with tasks of this app, which a worker imports: ``["shop.mail", "shop.pay"]``.
+
+    ``call_timeout``: seconds or a timedelta within which every call except ``result()`` returns or raises. Default: 5.
+
+    ``max_payload_bytes``: largest encoded size of the arguments or the result of one job. Default: 16 MiB.
+
+    ``version_grace``: seconds or a timedelta for which workers keep trying a job whose arguments do not fit because
+    another version of its task encoded them, as happens during a deployment. Tries are 30 s to 2 min apart and do not
+    count as attempts. Default: 10 minutes.
+
+    ``defaults``: task options that apply unless a task's own ``@app.task(...)`` sets them.
+
+    ``tz``: time zone of the app's schedules, such as ``"Europe/Paris"``. Default: UTC.
+
+    ``version``: version of the app, as a number or a sortable text. While workers of two versions run, the schedules of
+    the higher version apply. Without it, those of the worker that started last apply.
     """
 
     def __init__(
@@ -122,7 +130,7 @@ class App:
         self._plain_codec = Codec({}, self._custom_types, self._job_of)
         self.defaults: TaskOptions = _checked_defaults({} if defaults is None else defaults)
         self._middleware: list[Middleware] = []
-        # None without middleware: a delay() and a run then pay for one look at it only.
+        # None without middleware, so that delay() and each run pay for one comparison only.
         self._enqueue_layers: Layers | None = None
         self._run_layers: Layers | None = None
         self._periodic: dict[str, Periodic] = {}
@@ -140,10 +148,10 @@ class App:
 
     @property
     def url(self) -> str:
-        """The broker's URL; read from the environment when it is first needed, not at import."""
+        """URL of the broker. Read from the environment when first needed, not at import."""
         return self._given_url or os.environ.get("PENSTOCK_URL") or "local:.penstock"
 
-    # The first is a case of the second, and meant to be: of an `async def` the result is what it awaits.
+    # The first overload is a special case of the second, on purpose: the result of an `async def` is the awaited value.
     @overload
     def task(  # type: ignore[overload-overlap]
         self, function: Callable[P, Coroutine[Any, Any, R]], /
@@ -155,7 +163,7 @@ class App:
     def task(self, function: Any = None, /, **options: Unpack[TaskOptions]) -> Any:
         """Make a function a task: ``@app.task``, or ``@app.task(queue="mail", retries=5)``.
 
-        See ``TaskOptions`` for its options. ``async def`` functions work alike.
+        See ``TaskOptions`` for the options. ``async def`` functions work the same way.
         """
         decorator: Any = TaskDecorator(lambda function: self._new_task(function, options))
         return decorator if function is None else decorator(function)
@@ -167,10 +175,10 @@ class App:
     @overload
     def add(self, module: ModuleType, /) -> list[AnyTask[..., Any]]: ...
     def add(self, tasks: Any, /) -> Any:
-        """Make a ``@shared_task`` a task of this app as well, or all those that a module has at its top level.
+        """Add a ``@shared_task``, or every one at the top level of a module, to this app.
 
-        Returns this app's task, or a list of them. ``ValueError`` when the module has none, or when this app has
-        another task of that name; ``TypeError`` for anything else.
+        Returns this app's task, or a list of tasks for a module. Raises ``ValueError`` when the module has no shared
+        task, or when this app has another task of the same name, and ``TypeError`` for any other argument.
         """
         if is_a(tasks, (SharedTask, SharedAsyncTask)):
             return tasks.bind(self)
@@ -183,18 +191,18 @@ class App:
         return [each.bind(self) for each in found.values()]
 
     def remote_task(self, name: str, /, **options: Unpack[JobOptions]) -> Sender[..., Any]:
-        """Return a task of another program by its name, to enqueue it as any other.
+        """Return a task of another program by its name, to enqueue it like any other task.
 
-        Its worker checks the arguments. This app's ``defaults`` and the given options replace those of its
-        decorator, so name its queue. If this app has a task of that name itself, returns that.
+        The worker checks the arguments. The options of the task's decorator do not apply: this app's ``defaults`` and
+        the options given here do, so name its queue. If this app has a task of that name, returns it.
         """
         sender: Sender[..., Any] = self.tasks.get(name) or RemoteTask(self, name)
         return sender.options(**options) if options else sender
 
     def send(self, name: str, /, *args: Any, **kwargs: Any) -> Job[Any]:
-        """Enqueue a call of the task of this name, whose code another program may have.
+        """Enqueue a call of the task of this name, whose code may be in another program.
 
-        Otherwise it is like ``delay``. For a queue and other options, see ``remote_task``.
+        Returns and raises like ``delay``. For a queue and other options, see ``remote_task``.
         """
         job: Job[Any] = self.remote_task(name).delay(*args, **kwargs)
         return job
@@ -205,22 +213,22 @@ class App:
         return job
 
     def job(self, job_id: str) -> Job[Any]:
-        """Return the job of this id, enqueued by any program. Asks the broker nothing."""
+        """Return the job of this id, enqueued by any program. Does not ask the broker."""
         return Job(self, job_id_of(job_id))
 
     def workflow(self, workflow_id: str) -> Workflow[Any]:
-        """Return the workflow of this id, sent by any program. Asks the broker nothing."""
-        # Not imported above: few programs do this, and all import this module.
+        """Return the workflow of this id, sent by any program. Does not ask the broker."""
+        # Imported here because few programs need it, but all import this module.
         from penstock._flows.workflow import Workflow
 
         return Workflow(self, job_id_of(workflow_id), None)
 
     def workflows(self, *, state: JobState | str | None = None, name: str | None = None) -> Workflows:
-        """Find workflows, of all apps of the broker: iterate over them, the newest first. Asks nothing yet.
+        """Find workflows of all apps of the broker. Iterate over them, newest first; only that asks the broker.
 
-        ``state``: ``"running"``, ``"succeeded"``, ``"failed"``, ``"cancelled"`` or ``"expired"``. ``name``: as given to
-        ``delay()``. A workflow is listed for 24 hours after it has succeeded, and otherwise for as long as failed jobs
-        are kept.
+        ``state``: ``"running"``, ``"succeeded"``, ``"failed"``, ``"cancelled"`` or ``"expired"``. ``name``: the name
+        given to ``delay()``. The broker lists a workflow for 24 hours after it succeeds, otherwise for as long as it
+        keeps failed jobs.
         """
         from penstock._flows.status import Workflows
 
@@ -250,10 +258,10 @@ class App:
         *more: Signature[R],
     ) -> tuple[Job[R], ...]: ...
     def enqueue(self, /, *calls: Any) -> Any:
-        """Enqueue calls, of one task or of many, in one transaction: all or none.
+        """Enqueue calls of one task or of many in one transaction: all or none.
 
-        One call returns its job, several a tuple of jobs, an iterable of calls a list:
-        ``mail, invoice = app.enqueue(send.s("ada"), bill.s(3))``.
+        Returns a job for one call, a tuple of jobs for several, and a list for an iterable of calls: ``mail, invoice =
+        app.enqueue(send.s("ada"), bill.s(3))``. Raises like ``delay``.
         """
         signatures = self._signatures(calls)
         if not signatures:
@@ -300,16 +308,16 @@ class App:
         return _shaped(calls, [job_of(self, job_id) for job_id in job_ids])
 
     def headers(self, headers: Mapping[str, str] | None = None, /, **named: str) -> AbstractContextManager[None]:
-        """Give all calls in the block these headers: ``with app.headers(tenant="north"):``.
+        """Add headers to all calls in the block: ``with app.headers(tenant="north"):``.
 
-        Names that are no Python names go into a dictionary: ``app.headers({"x-request": "7"})``. A call's own
-        ``options(headers=...)`` go before, headers that it inherits from the running job behind. The block holds for
-        this thread or asyncio task, and for asyncio tasks that are started in it.
+        Pass a dictionary for names that are not Python identifiers: ``app.headers({"x-request": "7"})``. A call's own
+        ``options(headers=...)`` override these headers, and these override headers inherited from the running job. The
+        block applies to this thread or asyncio task, and to asyncio tasks started in it.
         """
         return adding(self, checked_headers({**(headers or {}), **named}))
 
     def use(self, *middleware: Middleware) -> None:
-        """Put middleware around every enqueue and every run of this app, the first outermost."""
+        """Add middleware around every enqueue and every run of this app. The first one is the outermost."""
         for layer in middleware:
             if not is_a(layer, Middleware):
                 raise TypeError(f"app.use takes instances of penstock.Middleware, not {layer!r}")
@@ -336,14 +344,29 @@ class App:
     ) -> Callable[[ScheduledTask], ScheduledTask]:
         """Schedule a task: ``@app.periodic("30 2 * * *")`` above ``@app.task``. Workers declare it when they start.
 
-        ``cron``: minute, hour, day of the month, month and day of the week, or ``@hourly`` to ``@yearly``. ``every``:
-        seconds or a timedelta, from when the schedule was made. ``at``: one moment.
-        ``name``: default: the task's. ``tz``: time zone of the line of cron; default: the app's.
+        ``cron``: minute, hour, day of the month, month and day of the week, or ``@hourly`` to ``@yearly``.
+
+        ``every``: interval in seconds or as a timedelta, counted from the creation of the schedule.
+
+        ``at``: a single time, as a datetime with a time zone.
+
+        ``name``: name of the schedule. Default: the task's name.
+
+        ``tz``: time zone of the cron line. Default: the app's.
+
         ``args``, ``kwargs``: arguments of each call.
-        ``overlap``: for a time that comes while the job of an earlier one has not ended: ``"skip"`` it, ``"queue"`` one
-        job behind, ``"cancel_previous"``, or ``"allow"`` both.
-        ``catchup``: for times that came while no broker ran: run the last one ``"once"``, ``"skip"`` them, or run
-        ``"all"``. ``window``: only those that are not longer ago. ``jitter``: each job comes up to this much later.
+
+        ``overlap``: policy for a time that comes while an earlier job has not ended: ``"skip"`` it (the default),
+        ``"queue"`` one job after the other, ``"cancel_previous"``, or ``"allow"`` both.
+
+        ``catchup``: policy for times that passed while no broker ran: run the last one ``"once"`` (the default),
+        ``"skip"`` them, or run ``"all"``.
+
+        ``window``: age in seconds, or a timedelta, beyond which such times are skipped. Default: one hour.
+
+        ``jitter``: longest random delay of each job, in seconds or as a timedelta. Default: 0.
+
+        Raises ``TypeError`` or ``ValueError`` when the decorated object is not a task of this app, or a time is wrong.
         """
         from penstock._tasks.schedules import declaring, timing_of
 
@@ -352,8 +375,8 @@ class App:
 
     @property
     def schedules(self) -> Schedules:
-        """The app's schedules in the broker: to list, set, pause, resume, run or remove them. Asks nothing yet."""
-        # Not imported above: few programs do this, and all import this module.
+        """Schedules of this app in the broker: list, set, pause, resume, run or remove them."""
+        # Imported here because few programs need it, but all import this module.
         from penstock._tasks.schedules import Schedules
 
         return Schedules(self)
@@ -370,14 +393,15 @@ class App:
         since: datetime | Seconds | None = None,
         newest_first: bool = False,
     ) -> FailedJobs:
-        """Find failed jobs, of all apps of the broker: to list, to count, to retry, to remove. Asks nothing yet.
+        """Find failed jobs of all apps of the broker: list, count, retry or remove them.
 
-        All given conditions must match. ``workflow``: the one that they belong to, or its id. ``error``: a class, or
-        its name in full such as ``"shop.Gone"``. ``fingerprint``: of a ``FailedJob`` with the same error from the
-        same place. ``since``: the earliest time of the failure, or at most this many seconds ago. ``newest_first``:
-        begin with the last failure; by default with the first.
+        All given conditions must match; only using the returned object asks the broker. ``workflow``: the workflow of
+        the jobs, or its id. ``error``: an exception class, or its full name such as ``"shop.Gone"``. ``fingerprint``:
+        that of a ``FailedJob``, for the same error from the same place in the code. ``since``: the earliest time of the
+        failure, as a datetime or as seconds (or a timedelta) ago. ``newest_first``: start with the latest failure
+        instead of the earliest.
         """
-        # Not imported above: few programs do this, and all import this module.
+        # Imported here because few programs need it, but all import this module.
         from penstock._jobs.failed import FailedJobs
         from penstock._jobs.job import job_id_of
 
@@ -395,57 +419,58 @@ class App:
         )
 
     def codec(self, type: type[T], encode: Callable[[T], object], decode: Callable[[Any], T]) -> None:
-        """Let values of exactly this type travel.
+        """Make values of exactly this type serializable, as arguments and results.
 
-        ``encode`` returns a value that travels already, and ``decode`` makes an equal value of it.
-        Both the enqueuing process and the worker need it: put it next to the tasks.
+        ``encode`` returns a value that is serializable already, and ``decode`` turns that back into an equal value.
+        Both the enqueuing process and the worker need the codec, so define it next to the tasks. Raises ``ValueError``
+        for a type that is serializable without a codec.
         """
         if is_built_in(type):
             raise ValueError(f"{shown_name(type)} travels already, and always in the same way")
         self._custom_types[full_name(type)] = CustomType(type, encode, decode)
 
     def on_worker_start(self, function: F) -> F:
-        """Run this in a worker once, after the app is imported and before processes are forked from it.
+        """Run a function once in a worker, after importing the app and before forking processes.
 
-        The place to import what jobs need and to fill caches they share. Connections and threads do not
-        survive the fork: open those in ``on_process_start``. An error stops the worker.
+        Use it to import modules that jobs need, and to fill caches that they share. Connections and threads do not
+        survive the fork: open them in ``on_process_start``. An error stops the worker.
         """
         return _add_hook(self._worker_start_hooks, "on_worker_start", function)
 
     def on_process_start(self, function: F) -> F:
-        """Run this in each process that runs jobs, before its first one: the place to open connections.
+        """Run a function in each process that runs jobs, before its first one. Use it to open connections.
 
-        An error stops the process, which has taken no job by then. The worker logs it and tries again with another
-        process, later each time.
+        An error stops the process, which has not taken a job yet. The worker logs the error and tries again with
+        another process, after a growing delay.
         """
         return _add_hook(self._process_start_hooks, "on_process_start", function)
 
     def on_process_stop(self, function: F) -> F:
-        """Run this in each process that ran jobs, when it is told to stop and its last job has ended.
+        """Run a function in each process that ran jobs, when it stops and its last job has ended.
 
-        A process that is killed never runs it. An error is logged.
+        A process that is killed does not run it. An error is logged.
         """
         return _add_hook(self._process_stop_hooks, "on_process_stop", function)
 
     def on_slot_start(self, function: F) -> F:
-        """Run this in each slot before its first job: in its thread, or in its process after ``on_process_start``.
+        """Run a function in each slot before its first job: in its thread, or its process after ``on_process_start``.
 
-        The place for what a thread can't share with others, such as a connection kept in a ``threading.local``. Slots
-        on an event loop share it, so there it runs once, on the loop; an ``async def`` function runs nowhere else.
-        An error keeps the slot from taking jobs. Where the slot is a thread, it is logged and tried again, later each
-        time; elsewhere the process ends, as for ``on_process_start``.
+        Use it for resources that threads cannot share, such as a connection in a ``threading.local``. All slots of an
+        event loop share one call, which runs on the loop; an ``async def`` function runs only there. An error keeps the
+        slot from taking jobs. In a thread the error is logged and the function is tried again after a growing delay.
+        Elsewhere the process exits, as for ``on_process_start``.
         """
         return _add_hook(self._slot_start_hooks, "on_slot_start", function, may_be_async=True)
 
     def on_slot_stop(self, function: F) -> F:
-        """Run this in each slot when it is told to stop and its last job has ended, where ``on_slot_start`` ran.
+        """Run a function in each slot where ``on_slot_start`` ran, when it stops and its last job has ended.
 
-        A slot whose process is killed, or whose thread is lost, never comes to it. An error is logged.
+        A slot whose process is killed or whose thread dies does not run it. An error is logged.
         """
         return _add_hook(self._slot_stop_hooks, "on_slot_stop", function, may_be_async=True)
 
     def check(self) -> None:
-        """Resolve the annotations of all tasks; ``TypeError`` lists what is wrong. A worker does so at its start."""
+        """Check the annotations and schedules of all tasks, as a worker does when it starts. Raises ``TypeError``."""
         problems: list[str] = []
         for task in self.tasks.values():
             try:
@@ -463,13 +488,13 @@ class App:
             raise TypeError("\n".join(problems))
 
     def _begin_worker(self) -> None:
-        """Do the same as a worker before it forks: ``check``, then the ``on_worker_start`` functions in order."""
+        """Do the same as a worker before it forks: ``check``, then call the ``on_worker_start`` functions in order."""
         self.check()
         for hook in self._worker_start_hooks:
             hook()
 
     def _declarations(self, started_ms: int) -> list[str]:
-        """Return what a worker that has started then says to the broker of the app's schedules."""
+        """Return the declarations of the app's schedules that a worker sends to the broker when it starts."""
         return [self._declaration(periodic, started_ms) for periodic in self._periodic.values()]
 
     def _declaration(self, periodic: Periodic, started_ms: int) -> str:
@@ -494,7 +519,7 @@ class App:
         return f"<App {self.name!r} {self.url}>"
 
     def _connected(self) -> Connection:
-        # A single comparison on the path of every delay(): a fork or a close makes a kept connection old.
+        # Every delay() pays for this one comparison: a fork or a close makes a kept connection stale.
         if self._connection is None or self._generation != _connection.generation():
             generation = _connection.generation()
             self._connection = _connection.connect(self.url, f"{self.name}@{os.getpid()}", self)
@@ -543,15 +568,15 @@ class App:
         return [job_of(self, job_id) for job_id in job_ids]
 
     def replace(self, step: Step[R]) -> R:
-        """In a task, have a step take the place of the running job: ``return app.replace(step)``.
+        """Replace the running job with a step, from inside its task: ``return app.replace(step)``.
 
-        The step runs once the task has returned, and the job's slot is free meanwhile. Its outcome is the job's:
-        ``job.result()`` waits for it, later steps and bodies get its value, and its failure is theirs. It is sent with
-        the end of the job, in one transaction. A job may be replaced again, up to 256 times.
+        The step runs once the task has returned, which frees the job's slot. The step's outcome becomes the job's:
+        ``job.result()`` waits for it, later steps and chord bodies get its value, and its failure fails them. The end
+        of the job and the step are sent in one transaction. A job may be replaced repeatedly, up to 256 times.
 
-        Returns what the task must return; to type checkers, the step's result. Raising it does the same.
+        Returns an object that the task must return (or raise); to type checkers, it is the step's result.
 
-        Raises ``RuntimeError`` outside of a job, and what ``step.delay()`` raises.
+        Raises ``RuntimeError`` outside of a job, and otherwise like ``step.delay()``.
         """
         from penstock._flows.replacing import replacement
 
@@ -560,7 +585,7 @@ class App:
     def _send_plan(self, plan: Plan, blocking: tuple[str, str] = BLOCKING) -> Built:
         """Send a workflow as one transaction, with the headers of the context, through the middleware.
 
-        What is too large for one is sent in several. ``blocking``: as for ``Connection.log_notices``.
+        A workflow that is too large for one is sent in several. ``blocking``: as for ``Connection.log_notices``.
         """
         if plan.is_growing:
             from penstock._flows.growing import send_all
@@ -582,7 +607,7 @@ class App:
         return await self._asend_jobs(plan, lambda jobs: self._connected().submit_plan(plan, jobs, self.call_timeout))
 
     def _send_jobs(self, plan: Plan, publish: Callable[[_Jobs], Built]) -> Built:
-        """Send what is planned, with the headers of the context, through the middleware."""
+        """Send the planned jobs with the headers of the context, through the middleware."""
         layers = self._enqueue_layers
         if layers is None and here.get() is None:
             return publish(plan.jobs())
@@ -617,7 +642,7 @@ class App:
         return _one_sent(sent)
 
     def _job_of(self, job_id: bytes) -> Job[Any]:
-        """Make a job from an id that came in an argument or a result, so that somebody had enqueued it."""
+        """Make a job from an id in an argument or a result. Such a job has certainly been enqueued."""
         return Job(self, job_id, True)
 
     def _codec_of(self, task: str) -> Codec:
@@ -666,7 +691,7 @@ def _one_sent(sent: list[Built]) -> Built:
 
 
 def _shaped(calls: tuple[Any, ...], jobs: list[Job[Any]]) -> object:
-    """Return jobs in the shape in which the calls were given."""
+    """Return jobs in the same shape as the given calls."""
     if len(calls) != 1:
         return tuple(jobs)
     return jobs[0] if isinstance(calls[0], Signature) else jobs

@@ -1,4 +1,4 @@
-"""Headers that calls get without naming them: those of the running job, and those of ``app.headers()``."""
+"""Implicit headers of calls: inherited from the running job, or set by ``app.headers()``."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from penstock._tasks.app import App
 
-# A job's own headers, which calls to all apps inherit, and for each app what its own blocks add. A variable for each
-# app would never be freed.
+# The headers of the running job, which calls to all apps inherit, and per app the headers that its blocks add. One
+# variable holds them all, since a context variable per app would never be freed.
 _Here: TypeAlias = "tuple[Mapping[str, str], Mapping[App, Mapping[str, str]]]"
 
 here: ContextVar[_Here | None] = ContextVar("penstock_headers", default=None)
 
 
 def inherit(headers: Mapping[str, str]) -> None:
-    """Give the calls of a job these headers, and none of the context around."""
+    """Set the headers that calls of a job inherit, and drop those of the surrounding context."""
     here.set((headers, {}) if headers else None)
 
 
 @contextmanager
 def adding(app: App, headers: Mapping[str, str]) -> Generator[None]:
-    """Give calls of ``app`` in the block these headers; an inner block's go before an outer one's."""
+    """Add headers to calls of ``app`` in the block. An inner block overrides an outer one."""
     inherited, added = here.get() or ({}, {})
     token = here.set((inherited, {**added, app: {**added.get(app, {}), **headers}}))
     try:
@@ -34,7 +34,7 @@ def adding(app: App, headers: Mapping[str, str]) -> Generator[None]:
 
 
 def headers_for(app: App) -> dict[str, str]:
-    """Return the headers that a call of ``app`` made here gets besides its own."""
+    """Return the implicit headers of a call of ``app`` made here."""
     found = here.get()
     if found is None:
         return {}

@@ -1,4 +1,4 @@
-"""Middleware: an application's own code around every enqueue and every run, one layer inside the other."""
+"""Middleware: layers of an application's own code around every enqueue and every run."""
 
 # No `from __future__ import annotations`: see `_public.py`.
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 @public
 @dataclass(slots=True, eq=False)
 class Call:
-    """A call that is about to be enqueued, as middleware sees it."""
+    """Call that is about to be enqueued, as middleware sees it."""
 
     task: str
     queue: str
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     headers: dict[str, str]
-    """Headers that it will have. Middleware may add to them; those that the call itself names in
-    ``options(headers=...)`` stay as they are."""
+    """Headers of the job. Middleware may add to them; those that the call sets with ``options(headers=...)`` always
+    stay."""
     _options: _core.Options = field(repr=False)
     _body: bytes = field(repr=False)
     _own_headers: Mapping[str, str] = field(repr=False)
@@ -41,37 +41,39 @@ class Call:
 
 @public
 class Middleware:
-    """Code around every enqueue and every run of an app: subclass it, override what you need, ``app.use(...)`` it.
+    """Base class of layers around every enqueue and every run of an app.
 
-    Each method receives ``next``, the layers within, and returns what that returns. The first layer that an app uses is
-    the outermost. ``async def`` code has methods of its own: a layer that overrides one of a pair needs the other too,
-    as soon as something calls it.
+    Subclass it, override the methods you need, and pass an instance to ``app.use(...)``. Each method receives ``next``,
+    which calls the inner layers, and returns its return value. The first layer that an app uses is the outermost.
+    ``async def`` code has separate methods. A layer that overrides one method of such a pair also needs the other, once
+    the app has code that calls it.
     """
 
     def enqueue(self, calls: Sequence[Call], next: Callable[[Sequence[Call]], "list[Job[Any]]"], /) -> "list[Job[Any]]":
-        """Go around one transaction: a ``delay()``, a ``map()`` or an ``enqueue()``, with all of its calls.
+        """Wrap one transaction with all of its calls: a ``delay()``, a ``map()`` or an ``enqueue()``.
 
-        Those of a workflow are passed on as they are, but for their headers: their places say what depends on what.
+        Pass on all calls of a workflow, in their order, and change only their headers: their positions define which
+        step depends on which.
         """
         return next(calls)
 
     async def aenqueue(
         self, calls: Sequence[Call], next: Callable[[Sequence[Call]], "Awaitable[list[Job[Any]]]"], /
     ) -> "list[Job[Any]]":
-        """Go around one transaction of an event loop: ``adelay()``, ``amap()``, ``aenqueue()``."""
+        """Wrap one transaction of an event loop: ``adelay()``, ``amap()``, ``aenqueue()``."""
         return await next(calls)
 
     def run(self, job: CurrentJob, next: Callable[[], object], /) -> object:
-        """Go around one attempt of a plain task, in the worker. An error that gets out of it is the attempt's."""
+        """Wrap one attempt of a plain task, in the worker. An error that it raises fails the attempt."""
         return next()
 
     async def arun(self, job: CurrentJob, next: Callable[[], Awaitable[object]], /) -> object:
-        """Go around one attempt of an ``async def`` task, in its event loop."""
+        """Wrap one attempt of an ``async def`` task, in its event loop."""
         return await next()
 
 
 class Layers:
-    """The middleware of an app."""
+    """Middleware of an app."""
 
     def __init__(self, layers: Sequence[Middleware]) -> None:
         self._layers = layers
@@ -95,7 +97,7 @@ class Layers:
         return _one_job_each(calls, await step(calls))
 
     def run(self, task: "AnyTask[..., Any]", job: CurrentJob, args: list[Any], kwargs: dict[str, Any]) -> object:
-        """Call the task within all layers; for an ``async def`` task return the coroutine."""
+        """Call the task inside all layers; for an ``async def`` task return the coroutine."""
         self.check(task)
         if task.is_async:
             return self._arun(task, job, args, kwargs)
@@ -119,7 +121,7 @@ class Layers:
         return await step()
 
     def check(self, task: "AnyTask[..., Any]") -> None:
-        """Raise ``TypeError`` for a layer that this task would go around."""
+        """Raise ``TypeError`` for a layer that would not run for this task."""
         names = ("arun", "run") if task.is_async else ("run", "arun")
         self._need(*names, f"{task.name}, which is {'' if task.is_async else 'not '}an async def")
 

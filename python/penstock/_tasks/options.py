@@ -1,4 +1,4 @@
-"""Options of a job, apart from its arguments, checked where they are given."""
+"""Options of a job, checked where they are given."""
 
 # No `from __future__ import annotations`: see `_public.py`.
 from collections.abc import Iterable, Mapping
@@ -19,101 +19,103 @@ Slot: TypeAlias = Literal["process", "thread", "async", "isolated"]
 
 @public
 class TaskOptions(TypedDict, total=False):
-    """Options of ``@app.task(...)``. Times without a unit are seconds."""
+    """Options of ``@app.task(...)``. Times are seconds or a timedelta unless noted."""
 
     name: str
     """Name of the task in messages. Default: ``module.qualname`` of the function."""
     queue: str
-    """Queue of its jobs. Default: ``"default"``."""
+    """Queue of the task's jobs. Default: ``"default"``."""
     priority: int
     """Number from 0 to 9, higher first. Default: 4."""
     expires: Seconds | None
-    """Time after which a call is no longer worth starting. Default: never."""
+    """Time after which a job is not started any more. Default: never."""
     result_ttl: Seconds
     """Time for which a result is kept. Default: 24 hours."""
     store_result: bool
-    """False when nobody reads results. Default: True."""
+    """Whether to store results. Default: True."""
     durability: Durability
-    """``"disk"`` (the default), ``"os"`` or ``"none"``."""
+    """``"disk"``, ``"os"`` or ``"none"``: see ``JobOptions``. Default: ``"disk"``."""
     retries: Retries
-    """Number of attempts that may follow one that failed; None: no limit. Or a list of up to 32 delays, one before each
-    retry, in place of ``backoff``. Default: 0."""
+    """Number of attempts that may follow a failed one; None for no limit. Or a list of up to 32 delays, one before each
+    retry, instead of ``backoff``. Default: 0."""
     backoff: Seconds
-    """Wait before the first retry. Default: 1."""
+    """Delay before the first retry. Default: 1."""
     backoff_factor: float
-    """Factor of the wait for each further retry. Default: 2."""
+    """Factor by which the delay grows with each further retry. Default: 2."""
     max_backoff: Seconds
-    """The longest wait. Default: 600."""
+    """Longest delay before a retry. Default: 600."""
     jitter: float
-    """Random share of a wait, from 0 to 1. Default: 0.5, so between half of it and all."""
+    """Random share of a delay, from 0 to 1. Default: 0.5, for a delay between half and all of the backoff."""
     retry_on: type[BaseException] | Iterable[type[BaseException]]
-    """Errors that are worth another attempt. Default: every ``Exception``."""
+    """Errors after which to retry. Default: every ``Exception``."""
     no_retry_on: type[BaseException] | Iterable[type[BaseException]]
-    """Errors among ``retry_on`` that are not worth another attempt. Default: none."""
+    """Errors among ``retry_on`` after which not to retry. Default: none."""
     max_crashes: int
-    """Number of deaths of its worker process at which the job is given up; 1: it never runs again. Default: 3."""
+    """Number of crashes of its worker process after which a job fails; with 1 it never runs again. Default: 3."""
     timeout: Seconds | None
-    """Time that an attempt may run. One that runs longer is stopped, and fails with ``TaskTimeout``. Default: no
+    """Longest time that an attempt may run. A longer one is stopped and fails with ``TaskTimeout``. Default: no
     limit."""
     soft_timeout: Seconds | None
-    """Time after which ``SoftTimeout`` is raised in an attempt, for it to wind up; less than ``timeout``. Default:
-    never."""
+    """Time after which ``SoftTimeout`` is raised in an attempt, so that it can clean up; less than ``timeout``.
+    Default: never."""
     unique: Literal["waiting", "done"] | timedelta | Unique | None
-    """Calls with the same arguments are one job: until a worker takes it (``"waiting"``), until it has ended
-    (``"done"``), for a time (a timedelta), or as ``Unique(...)`` says. Default: each call is a job."""
+    """Period for which calls with the same arguments are one job: until a worker takes it (``"waiting"``), until it has
+    ended (``"done"``), for a time (a timedelta), or a ``Unique(...)``. Default: each call is a job."""
     debounce: Seconds | Debounce | None
-    """Time without another call after which the job of the last call is due, or ``Debounce(...)``. Default: none."""
+    """Time without another call after which the job of the last call is due, or a ``Debounce(...)``. Default: none."""
     on_crash: Literal["retry", "fail"]
-    """``"fail"``: never run it again after its worker process died, which makes it at most once."""
+    """``"retry"`` (the default), or ``"fail"`` to never run a job again after its worker process died: at most once."""
     slot: Slot
-    """The kind of slot that runs it: ``"process"``, ``"thread"``, ``"async"``, or ``"isolated"``, a process for each
-    job. Default: an ``async def`` on the event loop, ``"async"``; another function in a thread where the worker has
-    threads (``--threads``), else in a process."""
+    """Kind of slot that runs its jobs: ``"process"``, ``"thread"``, ``"async"``, or ``"isolated"``, which is a process
+    for each job. Default: ``"async"``, the event loop, for an ``async def``; for other functions a thread where the
+    worker has threads (``--threads``), else a process."""
 
 
 @public
 class JobOptions(TypedDict, total=False):
-    """Options of ``task.options(...)``. Times without a unit are seconds."""
+    """Options of ``task.options(...)``. Times are seconds or a timedelta unless noted."""
 
     queue: str
     """Queue of the job. Default: the task's queue, else ``"default"``."""
     priority: int
     """Number from 0 to 9, higher first. Default: 4."""
     countdown: Seconds
-    """Time from now until it is due. The broker holds it; no worker waits. Default: at once."""
+    """Time from now until the job is due. The broker holds it; no worker waits. Default: 0."""
     eta: datetime
-    """Moment at which it is due (with a time zone) by the wall clock. Not together with ``countdown``."""
+    """Time at which the job is due by the wall clock, as a datetime with a time zone. Excludes ``countdown``."""
     expires: Seconds | datetime | None
-    """Time after which it is no longer worth starting; it then ends as expired. Default: never."""
+    """Time after which the job is not started any more and ends as expired, or a datetime. Default: never."""
     result_ttl: Seconds
     """Time for which the result is kept. Default: 24 hours."""
     store_result: bool
-    """False when nobody reads the result: it is then not stored. Default: True."""
+    """Whether to store the result. Default: True."""
     durability: Durability
-    """Failure that an accepted job survives: ``"disk"`` a power cut (the default), ``"os"`` a kill -9 of the
-    broker, ``"none"`` nothing."""
+    """Failure that an accepted job survives: ``"disk"`` (the default) a power cut, ``"os"`` a ``kill -9`` of the
+    broker, ``"none"`` no failure."""
     retries: Retries
-    """Number of attempts that may follow one that failed, or the delay before each, as for ``@app.task``. Default: the
-    task's, in the worker's version of it."""
+    """Number of attempts that may follow a failed one, or the delay before each, as for ``@app.task``. Default: the
+    task's own, in the worker's version of the task."""
     timeout: Seconds | None
-    """Time that an attempt may run; None: no limit. Default: the task's."""
+    """Longest time that an attempt may run; None for no limit. Default: the task's."""
     soft_timeout: Seconds | None
-    """Time after which ``SoftTimeout`` is raised in an attempt; None: never. Default: the task's."""
+    """Time after which ``SoftTimeout`` is raised in an attempt; None for never. Default: the task's."""
     unique: Literal["waiting", "done"] | timedelta | Unique | None
-    """Calls with the same arguments are one job, as for ``@app.task``; None: each is a job. Default: the task's."""
+    """Period for which calls with the same arguments are one job, as for ``@app.task``; None for never. Default: the
+    task's."""
     idempotency_key: str | None
-    """Calls of the task with the same key are one job, and its result is kept, for 24 hours after the first. Default:
+    """Key for which calls of the task are one job, whose result is kept, for 24 hours after the first call. Default:
     none."""
     debounce: Seconds | Debounce | None
-    """Time without another call after which the job is due, as for ``@app.task``; None: none. Default: the task's."""
+    """Time without another call after which the job is due, as for ``@app.task``; None for no debouncing. Default: the
+    task's."""
     headers: Mapping[str, str]
-    """Names and values that travel with the arguments, such as a trace or a tenant: at most 4 KiB in all. The task
-    reads them as ``current_job().headers``, and jobs that it enqueues inherit them."""
+    """Names and values sent with the arguments, such as a trace or a tenant: at most 4 KiB in all. The task reads them
+    as ``current_job().headers``, and jobs that it enqueues inherit them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The same options, complete; ``with_changes`` makes another."""
+    """Complete options of a job; ``with_changes`` returns a changed copy."""
 
     task: str
     max_crashes: int
@@ -143,12 +145,12 @@ class Options:
         return changed
 
     def rule(self) -> Rule | None:
-        """Check the options that make calls one job; ``ValueError`` or ``TypeError`` says what is wrong."""
+        """Check the options for unique jobs. Raises ``ValueError`` or ``TypeError``."""
         is_delayed = self.countdown is not None or self.eta is not None
         return rule_of(self.unique, self.idempotency_key, self.debounce, is_delayed=is_delayed)
 
     def for_core(self) -> _core.Options:
-        """Check everything and freeze it; ``ValueError`` or ``TypeError`` says what is wrong."""
+        """Check all options and freeze them. Raises ``ValueError`` or ``TypeError``, naming the option."""
         queue = self.queue
         if not is_a(queue, str) or not queue or queue != queue.strip() or not queue.isprintable():
             raise ValueError(
@@ -194,7 +196,7 @@ class Options:
 _JOB_OPTIONS = frozenset(each.name for each in fields(Options)) - {"task", "max_crashes"}
 
 
-# Names that options will have. Refused until then, so that no program has to change.
+# Names reserved for future options. Refused until then, so that no program has to change.
 _RESERVED = {
     "deadline": "deadlines of jobs and what they enqueue",
     "single_flight": "unique jobs within a batch",
@@ -208,7 +210,7 @@ _RESERVED = {
     "when_full": "waiting for room in a full queue",
 }
 
-# Names that other queues have for options, and what does the same here.
+# Option names of other task queues, with their equivalents here.
 _HABITS = {
     "acks_late": "it is always so: a job whose worker process dies runs again, unless on_crash='fail'",
     "at": "it is eta",
@@ -259,7 +261,7 @@ def refuse_unknown(given: Iterable[str], known: Iterable[str], where: str) -> No
             if hint is None and name in _OF_TASKS:
                 hint = f"the task says it for all of its jobs: @app.task({name}=...)"
             if hint is None:
-                # Not imported above: few programs get here.
+                # Imported here because few programs need it.
                 import difflib
 
                 close = difflib.get_close_matches(name, known, n=1)
@@ -270,7 +272,7 @@ def refuse_unknown(given: Iterable[str], known: Iterable[str], where: str) -> No
 def _limit_ms(name: str, value: Any) -> int | None:
     if value is None:
         return None
-    # What is no time at all, or too long, is refused as everywhere.
+    # `duration_ms` refuses values that are not a time, or too long.
     is_negative = (is_number(value) and value < 0) or (is_a(value, timedelta) and value < timedelta(0))
     limit_ms = 0 if is_negative else duration_ms(name, value)
     if limit_ms == 0:
@@ -282,7 +284,7 @@ _HEADERS_BYTES = 4096
 
 
 def checked_headers(headers: Any) -> Mapping[str, str]:
-    """Return a copy of the headers; ``TypeError`` or ``ValueError`` says what is wrong with them."""
+    """Return a copy of the headers. Raises ``TypeError`` or ``ValueError``."""
     if not is_a(headers, Mapping):
         raise TypeError(f"headers must be a dictionary of texts, not {headers!r}")
     size = 0

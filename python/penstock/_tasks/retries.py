@@ -1,4 +1,4 @@
-"""Retries: whether another attempt follows a failed one, and how much later."""
+"""Retries: whether another attempt follows a failed one, and after which delay."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from penstock._durations import Seconds, duration_ms, is_a, is_int, is_number
 from penstock._public import public
 
 Retries: TypeAlias = int | Sequence[Seconds] | None
-"""Number of retries, None for no limit, or the delay before each."""
+"""Number of retries, None for no limit, or a list with the delay before each."""
 
 NO_LIMIT = 2**32 - 1
 _MOST_DELAYS = 32
 
 
 def checked_retries(value: Any) -> int | tuple[int, ...]:
-    """Return the number of retries, or the milliseconds before each."""
+    """Return the number of retries, or the milliseconds before each. Raises ``ValueError`` or ``TypeError``."""
     if value is None:
         return NO_LIMIT
     if is_int(value) and 0 <= value <= NO_LIMIT:
@@ -32,11 +32,11 @@ def checked_retries(value: Any) -> int | tuple[int, ...]:
 
 @public
 class Retry(Exception):
-    """Raise it in a task to end this attempt and ask for another: ``raise Retry(countdown=30)``.
+    """Ends the attempt of a task that raises it, and asks for another: ``raise Retry(countdown=30)``.
 
-    Not an error but an outcome. Without ``countdown`` (seconds or a timedelta) the task's backoff
-    decides. It counts against ``retries`` like a failure does; when none is left, the job fails with
-    the error that was being handled (or named by ``from``), else with this one.
+    ``countdown`` is seconds or a timedelta; without it the task's backoff decides. Counts against ``retries`` like a
+    failure. When no retry is left, the job fails with the error being handled (or named by ``from``), else with this
+    one.
     """
 
     def __init__(self, reason: str = "", *, countdown: Seconds | None = None) -> None:
@@ -50,7 +50,7 @@ class Retry(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Retries of a task. Methods take the ``retries`` of a call that sets them, None of one that does not."""
+    """Retries of a task. Methods take the ``retries`` of the call, or None if the call does not set them."""
 
     retries: int | tuple[int, ...] = 0
     backoff_ms: int = 1_000
@@ -67,19 +67,19 @@ class RetryPolicy:
             raise ValueError(f"jitter must be a number between 0 and 1, not {self.jitter!r}")
 
     def limit(self, retries: int | tuple[int, ...] | None) -> int | None:
-        """Return the number of retries in all; None: no limit."""
+        """Return the total number of retries; None for no limit."""
         count = self.retries if retries is None else retries
         if isinstance(count, tuple):
             return len(count)
         return None if count == NO_LIMIT else count
 
     def names(self, error: type[BaseException]) -> bool:
-        """Whether ``retry_on`` has the error, or a base of it other than ``Exception``, which most tasks have."""
+        """Whether ``retry_on`` names the error, or a base of it other than ``Exception``, which most tasks have."""
         named = tuple(kind for kind in self.retry_on if kind not in (Exception, BaseException))
         return issubclass(error, named) and not issubclass(error, self.no_retry_on)
 
     def delay_ms(self, error: BaseException, attempt: int, retries: int | tuple[int, ...] | None = None) -> int | None:
-        """Return the wait after attempt ``attempt`` (from 0) failed with ``error``; None: no attempt follows."""
+        """Return the delay after attempt ``attempt`` (from 0) failed with ``error``; None if no attempt follows."""
         limit = self.limit(retries)
         if limit is not None and attempt >= limit:
             return None
@@ -92,17 +92,17 @@ class RetryPolicy:
     def _wait_ms(self, attempt: int, retries: int | tuple[int, ...] | None) -> int:
         delays = self.retries if retries is None else retries
         if isinstance(delays, tuple):
-            # As they were given: whoever lists delays means these.
+            # Exactly as given, without backoff and jitter: a listed delay is deliberate.
             return delays[attempt]
         try:
             longest_ms = min(self.cap_ms, self.backoff_ms * float(self.factor) ** attempt)
         except OverflowError:
-            # Beyond every cap, but 0 times anything is still at once.
+            # The product is beyond every cap, unless the backoff is 0: then it stays 0.
             longest_ms = min(self.cap_ms, self.backoff_ms * self.cap_ms)
-        # Not imported above: only workers get here, who have it.
+        # Imported here because only workers need it, and they have loaded it already.
         import random
 
-        # Jobs that failed together must not come back together.
+        # Jobs that failed together must not be retried at the same moment.
         return round(longest_ms * (1 - self.jitter * random.random()))
 
 

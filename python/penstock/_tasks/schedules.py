@@ -1,4 +1,4 @@
-"""Schedules: jobs that the broker makes by itself, at their times."""
+"""Schedules: jobs that the broker creates automatically, at set times."""
 
 # No `from __future__ import annotations`: see `_public.py`.
 import asyncio
@@ -23,13 +23,13 @@ CatchUp: TypeAlias = Literal["once", "skip", "all"]
 
 T = TypeVar("T", bound=AnyTask[..., Any])
 
-# Coming times that the broker is asked for.
+# Number of upcoming times to ask the broker for.
 _TIMES = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Periodic:
-    """A schedule that code declares."""
+    """Schedule that code declares."""
 
     name: str
     task: AnyTask[..., Any]
@@ -38,12 +38,12 @@ class Periodic:
     timing: _core.Timing
 
     def declaration(self, app: "App", started_ms: int) -> str:
-        """Return what a worker sends to the broker when it starts; ``TypeError`` when the arguments do not fit."""
+        """Return the declaration that a starting worker sends to the broker. Raises ``TypeError`` for bad arguments."""
         options, body = self.job()
         return _core.declare_schedule(app.name, self.name, self.timing, options, body, app.version, started_ms)
 
     def job(self) -> tuple[_core.Options, bytes]:
-        """Return what each of its jobs is."""
+        """Return the options and the body of the schedule's jobs."""
         return self.task._core_options, self.task._encode(self.args, dict(self.kwargs))
 
 
@@ -58,7 +58,7 @@ def timing_of(
     catchup: str,
     window: Seconds,
 ) -> _core.Timing:
-    """Check the times of a schedule; ``TypeError`` or ``ValueError`` says what is wrong."""
+    """Check the times of a schedule. Raises ``TypeError`` or ``ValueError``."""
     for what, text in (("the line of cron", cron), ("tz", tz)):
         if text is not None and not is_a(text, str):
             raise TypeError(f"{what} must be a text, not {text!r}")
@@ -100,53 +100,55 @@ def declaring(
 @public
 @dataclass(frozen=True, slots=True)
 class ScheduleInfo:
-    """A schedule, as the broker has it: see ``App.schedules``. Times are in UTC."""
+    """Schedule as the broker has it: see ``App.schedules``. Times are in UTC."""
 
     name: str
     task: str
     queue: str
     cron: str | None
-    """Its line of cron; None for an interval, and for one moment."""
+    """Cron line; None for an interval and for a single time."""
     every: timedelta | None
     at: datetime | None
     tz: str
-    """Time zone of the line of cron."""
+    """Time zone of the cron line."""
     jitter: timedelta
     overlap: str
     catchup: str
     window: timedelta
     paused: bool
     is_set: bool
-    """Whether a person or a program has set it: then it stands above what code declares."""
+    """Whether a person or a program has set the schedule. That overrides a declaration in code."""
     is_declared: bool
-    """Whether code declares it."""
+    """Whether code declares the schedule."""
     next: tuple[datetime, ...]
-    """The next five times; none while it is paused."""
+    """Next five times; empty while the schedule is paused."""
     last_at: datetime | None
-    """Last time that has had a job."""
+    """Last time at which a job was created."""
     last_job: str | None
     """Id of that job."""
     running: bool
-    """Whether that job has not ended."""
+    """Whether that job has yet to end."""
     queued: bool
     """Whether the next job waits for the end of that one."""
     skipped_at: datetime | None
-    """Last time that has had no job."""
+    """Last time at which no job was created."""
     skipped_why: str | None
-    """``"overlap"``: an earlier job had not ended; ``"queue_full"``; or ``"missed"``: no broker ran."""
+    """Reason for that: ``"overlap"`` (an earlier job had not ended), ``"queue_full"``, or ``"missed"`` (no broker
+    ran)."""
     fired: int
-    """Number of times that have had jobs."""
+    """Number of times at which jobs were created."""
     skipped: int
-    """Number of times that have had none because of an earlier job or a full queue."""
+    """Number of times without a job because of an earlier job or a full queue."""
     missed: int
-    """Number of times that came while no broker ran, and have had no job afterwards."""
+    """Number of times that passed while no broker ran, and got no job afterwards."""
 
 
 @public
 class Schedules:
-    """The schedules of an app, in the broker: see ``App.schedules``. Every use asks the broker anew.
+    """Schedules of an app in the broker: see ``App.schedules``.
 
-    Iterate over it, also with ``async for``, for a ``ScheduleInfo`` of each, by name.
+    Every use asks the broker again. Iterating, with ``for`` or ``async for``, yields a ``ScheduleInfo`` for each,
+    sorted by name.
     """
 
     def __init__(self, app: "App") -> None:
@@ -164,7 +166,7 @@ class Schedules:
             yield schedule
 
     def get(self, name: str) -> ScheduleInfo | None:
-        """Return a schedule; None: there is none of this name."""
+        """Return the schedule of this name, or None."""
         found, _ = self._page(None, name)
         return found[0] if found else None
 
@@ -186,10 +188,10 @@ class Schedules:
         window: Seconds = 3600.0,
         jitter: Seconds = 0.0,
     ) -> None:
-        """Make a schedule, or change one: ``app.schedules.set("nightly", report.s("all"), "30 2 * * *")``.
+        """Create or change a schedule: ``app.schedules.set("nightly", report.s("all"), "30 2 * * *")``.
 
-        ``call``: what each of its jobs runs, with its options. The rest is as for ``App.periodic``. If code declares
-        a schedule of this name, this stands above it until ``reset``. Times that have changed go on from now.
+        ``call``: the call that each job runs, with its options. The other arguments are as for ``App.periodic``. If
+        code declares a schedule of this name, this one overrides it until ``reset``. Changed times apply from now on.
         """
         if not is_a(call, Signature) or call.task.app is not self._app:
             raise TypeError(f"schedules.set takes a call of a task of this app, such as send.s(1), not {call!r}")
@@ -229,7 +231,7 @@ class Schedules:
         )
 
     def pause(self, name: str) -> None:
-        """Make no more jobs until ``resume``. Times that come meanwhile are not missed."""
+        """Create no more jobs until ``resume``. Times in between do not count as missed."""
         self._order(name, "pause")
 
     async def apause(self, name: str) -> None:
@@ -237,7 +239,7 @@ class Schedules:
         await asyncio.to_thread(self.pause, name)
 
     def resume(self, name: str) -> None:
-        """Go on with the times from now."""
+        """Continue with the next time after now."""
         self._order(name, "resume")
 
     async def aresume(self, name: str) -> None:
@@ -245,10 +247,10 @@ class Schedules:
         await asyncio.to_thread(self.resume, name)
 
     def run(self, name: str) -> Job[Any] | None:
-        """Make a job at once, and return it; the times stay as they are.
+        """Create a job at once and return it, without changing the schedule's times.
 
-        None: it waits for the end of the last job, as its ``overlap`` says. With ``overlap="skip"`` raises
-        ``ValueError`` while that one has not ended.
+        Returns None when the new job has to wait for the end of the last one, as with ``overlap="queue"``. Raises
+        ``ValueError`` while the last job has not ended when ``overlap`` is ``"skip"``.
         """
         job_id = self._order(name, "run")
         return None if job_id is None else Job(self._app, job_id, True)
@@ -258,7 +260,7 @@ class Schedules:
         return await asyncio.to_thread(self.run, name)
 
     def reset(self, name: str) -> None:
-        """Go back to what code declares: take back a pause, and what ``set`` has changed."""
+        """Restore the schedule that code declares, and undo ``pause`` and ``set``."""
         self._order(name, "reset")
 
     async def areset(self, name: str) -> None:
@@ -266,7 +268,7 @@ class Schedules:
         await asyncio.to_thread(self.reset, name)
 
     def remove(self, name: str) -> None:
-        """Remove a schedule. Its jobs stay. A worker whose code declares it brings it back when it starts."""
+        """Remove a schedule but not its jobs. A worker whose code declares it adds it again when it starts."""
         self._order(name, "remove")
 
     async def aremove(self, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Tasks whose app or whose code is elsewhere: those of libraries, and those that are known by name only."""
+"""Tasks whose app or code is elsewhere: shared tasks of libraries, and tasks known only by name."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ R = TypeVar("R")
 
 
 class RemoteTask(AnyTask[..., Any]):
-    """A task whose code is not in this process, see ``App.send``."""
+    """Task whose code is not in this process: see ``App.send``."""
 
     is_remote = True
 
@@ -50,7 +50,7 @@ def _elsewhere() -> None: ...
 
 
 class _Shared(AnyTask[P, R]):
-    """A task that gets its app later. Everything that depends on an app comes from the task that ``App.add`` made."""
+    """Task that gets its app later. Everything that depends on an app comes from the task that ``App.add`` made."""
 
     def __init__(self, function: Callable[..., Any], options: TaskOptions) -> None:
         refuse_unknown(options, TaskOptions.__annotations__, "@shared_task")
@@ -63,7 +63,7 @@ class _Shared(AnyTask[P, R]):
         self._show_parameters()
 
     def bind(self, app: App) -> AnyTask[P, R]:
-        """Make it a task of this app as well."""
+        """Make this function a task of an app."""
         task = cast(AnyTask[P, R], app._new_task(self.function, self.given))
         self._bound[app] = task
         return task
@@ -111,13 +111,13 @@ class _Shared(AnyTask[P, R]):
         return self.task.arguments
 
 
-# Their properties hide attributes of `AnyTask` that nobody sets from outside.
+# The properties of `_Shared` hide attributes of `AnyTask` that are never set from outside.
 class SharedTask(_Shared[P, R], Task[P, R]):  # pyright: ignore[reportIncompatibleVariableOverride]
-    """A function that becomes a task of each app that adds it."""
+    """Function that becomes a task of each app that adds it."""
 
 
 class SharedAsyncTask(_Shared[P, R], AsyncTask[P, R]):  # pyright: ignore[reportIncompatibleVariableOverride]
-    """An ``async def`` that becomes a task of each app that adds it."""
+    """``async def`` function that becomes a task of each app that adds it."""
 
 
 @overload
@@ -129,10 +129,10 @@ def shared_task(function: Callable[P, R], /) -> Task[P, R]: ...
 @overload
 def shared_task(**options: Unpack[TaskOptions]) -> TaskDecorator: ...
 def shared_task(function: Any = None, /, **options: Unpack[TaskOptions]) -> Any:
-    """Make a function a task that has no app yet, for libraries: ``@shared_task`` or ``@shared_task(retries=5)``.
+    """Make a function of a library a task without an app: ``@shared_task`` or ``@shared_task(retries=5)``.
 
-    An app takes it with ``app.add(post)`` or ``app.add(mail_library)``. Until one has, enqueuing it raises
-    ``RuntimeError``, as it does when several have: then the task that ``app.add`` returned is the one to enqueue.
+    An app adopts it with ``app.add(post)`` or ``app.add(mail_library)``. Enqueuing it before that raises
+    ``RuntimeError``. So does enqueuing it when several apps have added it: enqueue the task that ``app.add`` returned.
     """
     decorator: Any = TaskDecorator(
         lambda function: (SharedAsyncTask if is_async(function) else SharedTask)(function, options)

@@ -1,4 +1,4 @@
-"""A task: the user's function, and the ways to enqueue calls of it."""
+"""Tasks: a user's function, and the methods that enqueue calls of it."""
 
 from __future__ import annotations
 
@@ -54,23 +54,24 @@ As = TypeVarTuple("As")
 
 @public
 class Sender(Generic[P, R]):
-    """The ways to enqueue calls of a task, with some options: a task, or what ``task.options(...)`` returns."""
+    """Enqueues calls of a task with some options: a task itself, or the return value of ``task.options(...)``."""
 
     def __init__(self, task: AnyTask[P, R], options: Options) -> None:
         self.task = task
         self._options = options
         self._core_options = options.for_core()
-        # None for all but unique jobs: a delay() then pays for one look at it.
+        # None for all but unique jobs, so that other calls of delay() pay for one comparison only.
         self._rule = options.rule()
         if self._rule is not None:
             self._rule.check(task)
         self._views: dict[object, Sender[P, R]] = {}
 
     def delay(self, /, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
-        """Enqueue a call; returns once the broker has it as safe as ``durability`` says.
+        """Enqueue a call, and return its job once it is as safe as ``durability`` says.
 
-        Raises ``TypeError`` when the arguments do not fit or do not travel, ``PayloadTooLarge``, and
-        after ``app.call_timeout`` ``BrokerUnavailable`` or ``CallTimeout``, whose ``maybe_accepted`` tells more.
+        Raises ``TypeError`` when the arguments do not fit the signature or cannot be serialized, ``PayloadTooLarge``
+        when they are too large, ``QueueFull`` or ``DiskFull`` when there is no room. Raises ``BrokerUnavailable`` or
+        ``CallTimeout`` after ``app.call_timeout``; their ``maybe_accepted`` says whether the job may run anyway.
         """
         task = self.task
         body = task._encode(args, kwargs)
@@ -83,7 +84,7 @@ class Sender(Generic[P, R]):
         return Job(app, job_id, True)
 
     async def adelay(self, /, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
-        """As ``delay``, for an event loop. Cancelling it does not take the job back."""
+        """Like ``delay``, but awaitable. Cancelling the await does not withdraw the job."""
         body, app = self.task._encode(args, kwargs), self.task.app
         if app._enqueue_layers is not None or here.get() is not None or self._rule is not None:
             return (await app._asend([self._call(args, kwargs, body)]))[0]
@@ -91,19 +92,19 @@ class Sender(Generic[P, R]):
         return job_of(app, job_id)
 
     def map(self: _OneArgument[A, R], items: Iterable[A]) -> list[Job[R]]:
-        """Enqueue a call for each item, which is its only argument, in one transaction: all or none."""
+        """Enqueue a call for each item, with the item as its only argument, in one transaction: all or none."""
         return cast("Sender[..., R]", self)._publish(_only_arguments(items))
 
     def starmap(self: TakesArguments[*As, R], items: Iterable[tuple[*As]]) -> list[Job[R]]:
-        """As ``map``, where each item is a tuple of all positional arguments of its call."""
+        """Like ``map``, where each item is a tuple of all positional arguments of its call."""
         return cast("Sender[..., R]", self)._publish(map(_arguments, items))
 
     async def amap(self: _OneArgument[A, R], items: Iterable[A]) -> list[Job[R]]:
-        """As ``map``, for an event loop."""
+        """Like ``map``, but awaitable."""
         return await cast("Sender[..., R]", self)._submit(_only_arguments(items))
 
     async def astarmap(self: TakesArguments[*As, R], items: Iterable[tuple[*As]]) -> list[Job[R]]:
-        """As ``starmap``, for an event loop."""
+        """Like ``starmap``, but awaitable."""
         return await cast("Sender[..., R]", self)._submit(map(_arguments, items))
 
     @overload
@@ -113,13 +114,13 @@ class Sender(Generic[P, R]):
     def s(self, /, *args: Any, **kwargs: Any) -> Any:
         """Return a call to be enqueued later: ``app.enqueue(send.s("ada"))``.
 
-        As a later step of a workflow it gets the result of the step before as its first argument: ``a.s(1) | b.s(2)``.
-        Without its first argument it is a ``Partial``, which can only be a later step.
+        As a later step of a workflow it gets the result of the previous step as its first argument: ``a.s(1) |
+        b.s(2)``. A call that lacks its first argument is a ``Partial``, which can only be a later step.
         """
         return Signature(cast("Sender[..., Any]", self), args, kwargs)
 
     def si(self, /, *args: P.args, **kwargs: P.kwargs) -> Signature[R]:
-        """Return a call with all of its arguments, to be enqueued later. It takes no result of another step."""
+        """Return a call with all of its arguments, to be enqueued later. It gets no result of another step."""
         return Signature(self, args, kwargs, immutable=True)
 
     def map_reduce(
@@ -127,19 +128,23 @@ class Sender(Generic[P, R]):
     ) -> Chord[T]:
         """Compose a call for each item, and a call of ``reduce`` that gets the list of their results.
 
-        Of more than ``fan_in`` items, ``reduce`` gets the results of as many at most, and its own results again, until
-        there is one. So it must not matter how they are divided. ``.delay()`` sends all of it.
+        ``fan_in``: largest number of results that one call of ``reduce`` gets. With more items, ``reduce`` is applied
+        to parts and then to its own results until one is left, so the grouping must not matter. ``.delay()`` sends the
+        workflow.
         """
         return map_reduce(cast("Sender[..., Any]", self), items, reduce, fan_in)
 
     def options(self, **options: Unpack[JobOptions]) -> Sender[P, R]:
-        """The same task with other options: ``send.options(countdown=60).delay(...)``."""
+        """Return the same task with other options: ``send.options(countdown=60).delay(...)``. See ``JobOptions``.
+
+        Raises ``TypeError`` or ``ValueError`` for an option that is unknown or wrong.
+        """
         values = options.values()
         types = (*map(type, values),)
-        # Of keys there is no end.
+        # Views are not cached by idempotency key: there is no limit to the number of keys.
         if not _KEPT.issuperset(types) or "idempotency_key" in options:
             return Sender(self.task, self._options.with_changes(options))
-        # With their types, as True equals 1 and must be refused anyway.
+        # The types are part of the key: True equals 1, but must be refused.
         key = (types, *options.items())
         views = self._views
         view = views.get(key)
@@ -158,7 +163,7 @@ class Sender(Generic[P, R]):
         if app._enqueue_layers is not None or here.get() is not None or self._rule is not None:
             calls = self._calls(arguments)
             return app._send(calls) if calls else []
-        # Arguments are released one by one: to keep a tuple and a dictionary for each would cost as much as the rest.
+        # Arguments are released one by one: keeping a tuple and a dictionary for each would double the cost.
         bodies = self.task._encode_each(arguments)
         if not bodies:
             return []
@@ -183,12 +188,12 @@ class Sender(Generic[P, R]):
         return [self._call(args, {}, self.task._encode(args, {})) for args in arguments]
 
     def _options_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _core.Options:
-        """Return the options of one call: those of a unique job have its key."""
+        """Return the options of one call; those of a unique job include its key."""
         rule = self._rule
         return self._core_options if rule is None else rule.options(self.task, self._core_options, args, kwargs)
 
     def _options_of_step(self) -> _core.Options:
-        """Return the options of a call that other steps depend on, or are waited for with."""
+        """Return the options of a call that is a step of a workflow. Raises ``TypeError`` for a unique task."""
         if self._rule is not None:
             raise TypeError(
                 f"{self.task.name} is unique or debounced, and a step of a workflow can't be: what waits for it would"
@@ -199,7 +204,7 @@ class Sender(Generic[P, R]):
     def _call(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], body: bytes, core_options: _core.Options | None = None
     ) -> Call:
-        """Describe a call for middleware, with the headers that it gets where it is made."""
+        """Describe a call for middleware, with the headers of the current context."""
         own = self._options.headers
         headers = {**headers_for(self.task.app), **own}
         options = self._options_of(args, kwargs) if core_options is None else core_options
@@ -210,7 +215,7 @@ answer_habits(Sender)
 
 
 class _Shown:
-    """Stands behind a task's own ``delay``, for `inspect`."""
+    """Provides the signature of a task's own ``delay`` to ``inspect``."""
 
     __slots__ = ("__wrapped__", "_function", "_returns")
 
@@ -222,7 +227,7 @@ class _Shown:
     @property
     def __signature__(self) -> inspect.Signature:
         signature = inspect.signature(self._function)
-        # The first is dropped for the bound method.
+        # `inspect` drops the first parameter of a bound method.
         first = inspect.Parameter(
             "self" if "self" not in signature.parameters else "_", inspect.Parameter.POSITIONAL_ONLY
         )
@@ -235,27 +240,27 @@ class _Shown:
         return signature.replace(parameters=[first, *signature.parameters.values()], return_annotation=returns)
 
 
-# Programs have few combinations of options, and checking one takes longer than enqueuing a job with it: `options` keeps
-# what it has made. Only of values that are equal just where they mean the same: two datetimes an hour apart are equal,
-# when only their `fold` differs.
+# Programs have few combinations of options, and checking one takes longer than enqueuing a job with it, so `options`
+# caches senders. It caches only values of types where equal means identical: two datetimes an hour apart are equal when
+# only their `fold` differs.
 _KEPT = frozenset({str, int, float, bool, type(None), timedelta})
 _MOST_VIEWS = 32
 
 
 class _OneArgument(Protocol[A_contra, R_co]):
-    """A sender whose calls take one argument, whatever its parameter's name: see ``map``."""
+    """Sender whose calls take one argument of any name: see ``map``."""
 
     def delay(self, item: A_contra, /) -> Job[R_co]: ...
 
 
 class _TakesFirst(Protocol[A_contra, Q, R_co]):
-    """A sender whose calls take this first argument, and these others: see ``s``."""
+    """Sender whose calls take this first argument, followed by these: see ``s``."""
 
     def delay(self, first: A_contra, /, *args: Q.args, **kwargs: Q.kwargs) -> Job[R_co]: ...
 
 
 class TakesArguments(Protocol[*As, R_co]):
-    """A sender whose calls take these positional arguments: see ``starmap``."""
+    """Sender whose calls take these positional arguments: see ``starmap``."""
 
     def delay(self, *args: *As) -> Job[R_co]: ...
 
@@ -279,15 +284,15 @@ class AnyTask(Sender[P, R]):
         options = {**app.defaults, **options}
         self.retry_policy: RetryPolicy = _retry_policy(options)
         super().__init__(self, _job_options(self.name, options))
-        # Without the attributes of the function, which would replace the task's own of the same names.
+        # The function's attributes are not copied: they would replace the task's own of the same names.
         functools.update_wrapper(cast(Any, self), function, updated=())
         self._show_parameters()
 
     def _show_parameters(self) -> None:
-        """Let people and tools see the function's parameters in ``task.delay?`` and ``inspect.signature(task.delay)``.
+        """Show the function's parameters in ``task.delay?`` and ``inspect.signature(task.delay)``.
 
-        Of a method, `inspect` asks the function behind it. So a task has functions of its own, of the same code, and
-        is called as quickly; the parameters are looked at when somebody asks.
+        For a method, ``inspect`` asks its function. So each task gets its own copies of the functions, with the same
+        code and speed; their parameters are computed on demand.
         """
         for name, returns in _SHOWN.items():
             shared = getattr(type(self), name)
@@ -299,7 +304,7 @@ class AnyTask(Sender[P, R]):
 
     @functools.cached_property
     def arguments(self) -> Arguments:
-        """Check of the arguments, made at first use, when everything that annotations name has been imported."""
+        """Check of the arguments, built at first use, when every name in annotations has been imported."""
         if self.name.startswith(("__main__.", "<")):
             logger.warning(
                 "%s is defined where no worker can import it (at a prompt, by -c or from a pipe); put it into a module",
@@ -311,7 +316,7 @@ class AnyTask(Sender[P, R]):
             raise TypeError(str(error)) from error
 
     def job(self, job_id: str) -> Job[R]:
-        """Return the job of this id, a call of this task. Asks the broker nothing."""
+        """Return the job of this id, which must be a call of this task. Does not ask the broker."""
         return Job(self.app, job_id_of(job_id))
 
     def _encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
@@ -321,7 +326,7 @@ class AnyTask(Sender[P, R]):
         return body
 
     def _encode_rest(self, args: tuple[Any, ...], kwargs: dict[str, Any], count: int) -> bytes:
-        """Encode the arguments of a call but for the first ``count``, which come from the steps before it."""
+        """Encode the arguments of a call except the first ``count``, which come from previous steps."""
         return self._fitting(self.arguments.encode_rest(args, kwargs, count))
 
     def _encode_chunk(self, calls: tuple[tuple[Any, ...], ...]) -> bytes:
@@ -352,7 +357,7 @@ class AnyTask(Sender[P, R]):
 
 @public
 class Task(AnyTask[P, R]):
-    """A function that can be enqueued. Calling it runs it here and now."""
+    """Function that can be enqueued. Calling the task runs the function directly."""
 
     if TYPE_CHECKING:
         function: Callable[P, R]
@@ -363,7 +368,7 @@ class Task(AnyTask[P, R]):
 
 @public
 class AsyncTask(AnyTask[P, R]):
-    """An ``async def`` that can be enqueued. Calling it returns the coroutine, here and now."""
+    """``async def`` function that can be enqueued. Calling the task returns the coroutine."""
 
     is_async = True
 
@@ -375,12 +380,12 @@ class AsyncTask(AnyTask[P, R]):
 
 
 class TaskDecorator:
-    """``@app.task(...)`` or ``@shared_task(...)`` with its options, still without a function."""
+    """Decorator that ``@app.task(...)`` and ``@shared_task(...)`` return."""
 
     def __init__(self, new_task: Callable[[Callable[..., Any]], AnyTask[..., Any]]) -> None:
         self._new_task = new_task
 
-    # The first is a case of the second, and meant to be: of an `async def` the result is what it awaits.
+    # The first overload is a special case of the second, on purpose: the result of an `async def` is the awaited value.
     @overload
     def __call__(  # type: ignore[overload-overlap]
         self, function: Callable[P, Coroutine[Any, Any, R]], /
@@ -391,13 +396,13 @@ class TaskDecorator:
         if isinstance(function, staticmethod):
             function = function.__func__
         if isinstance(function, AnyTask):
-            # A task of another app: its function becomes a task of this one as well.
+            # A task of another app: its function becomes a task of this app, too.
             function = function.function
         refuse_unsuitable(function)
         return self._new_task(function)
 
 
-# The methods that have the parameters of the function, with what they return of its result.
+# Methods that have the parameters of the function, with the type that wraps its result.
 _SHOWN: dict[str, type[Any]] = {"delay": Job, "adelay": Job, "si": Signature}
 
 
@@ -423,13 +428,13 @@ def name_of(function: Callable[..., Any]) -> str:
 
 
 def refuse_unsuitable(function: object) -> None:
-    """Refuse at the decorator what could only fail later."""
+    """Raise ``TypeError`` at the decorator for a function that could only fail later."""
     if isinstance(function, (classmethod, type)) or not callable(function) or not hasattr(function, "__qualname__"):
         raise TypeError(f"a task is a function, not {function!r}")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise TypeError(f"{function.__qualname__}() yields; a task returns its result")
     outer = function.__qualname__.rpartition(".")[0]
-    # Not inspect.signature, which looks at annotations: what they name may be imported further below.
+    # Not inspect.signature, which evaluates annotations: their names may be imported later in the module.
     code = getattr(inspect.unwrap(function), "__code__", None)
     first = code.co_varnames[0] if code and code.co_argcount else None
     if outer and not outer.endswith("<locals>") and first in ("self", "cls"):
@@ -437,7 +442,7 @@ def refuse_unsuitable(function: object) -> None:
 
 
 def may_replace(new: Callable[..., Any], old: Callable[..., Any]) -> bool:
-    """Whether the same definition has run again: a reloaded module, a cell of a notebook."""
+    """Whether the same definition has run again, as in a reloaded module or a notebook cell."""
     if "<locals>" in new.__qualname__ or "<lambda>" in new.__qualname__:
         return False
     if not hasattr(sys.modules.get(new.__module__), "__file__"):
@@ -455,7 +460,7 @@ def _place(function: Callable[..., Any]) -> tuple[str, int]:
     return (code.co_filename, code.co_firstlineno) if code else (function.__module__, 0)
 
 
-# Options of a task that travel with each of its jobs.
+# Options of a task that are sent with each of its jobs.
 _OF_JOBS = frozenset(
     {
         "queue",
@@ -485,9 +490,10 @@ _SLOTS = ("process", "thread", "async", "isolated")
 
 
 def slot_of(function: Callable[..., Any], options: TaskOptions, defaults: TaskOptions) -> Slot | None:
-    """Return the kind of slot that the options or else the defaults name, or None.
+    """Return the kind of slot that the options, or else the defaults, name; or None.
 
-    ``TypeError`` for a kind that can't run the function. A default that can't is for the app's other tasks.
+    Raises ``TypeError`` for a kind that cannot run the function. A default that cannot is meant for the app's other
+    tasks, and ignored.
     """
     slot = options.get("slot")
     if slot is None:
@@ -515,7 +521,7 @@ def _misfit(function: Callable[..., Any], slot: Slot) -> str | None:
 
 
 def check_task_options(options: TaskOptions) -> None:
-    """Raise the fault in options that a task may have."""
+    """Check options that a task may have. Raises ``TypeError`` or ``ValueError``."""
     if "slot" in options:
         _check_slot(options["slot"])
     _job_options("defaults", options).for_core()

@@ -1,4 +1,4 @@
-"""Unique jobs: which calls are the same job, for how long, and the bytes of the keys that say so."""
+"""Unique jobs: which calls are the same job, for how long, and the encoding of their keys."""
 
 # No `from __future__ import annotations`: see `_public.py`.
 import inspect
@@ -22,42 +22,42 @@ Until: TypeAlias = Literal["waiting", "done"] | timedelta
 @public
 @dataclass(frozen=True, slots=True)
 class Unique:
-    """Which calls of a task are one job: ``@app.task(unique=Unique(by=("user",), until="waiting"))``."""
+    """Rule for which calls of a task are one job: ``@app.task(unique=Unique(by=("user",), until="waiting"))``."""
 
     by: By = "args"
-    """What makes two calls the same: ``"args"`` all arguments as they are given, without defaults; or names of
-    parameters; or a function that is called with the arguments and returns any value that travels."""
+    """Arguments that make two calls the same: ``"args"`` for all arguments as given, without defaults; or names of
+    parameters; or a function that gets the arguments and returns any serializable value."""
     until: Until = "done"
-    """``"waiting"``: until a worker takes the job. ``"done"``: until it has ended, with its retries. A timedelta: for
-    so long, whatever becomes of the job."""
+    """End of that period. ``"waiting"``: when a worker takes the job. ``"done"``: when it has ended, retries included.
+    A timedelta: after that time, whatever happens to the job."""
     on_conflict: Literal["return", "replace", "raise"] = "return"
-    """``"return"`` the job that exists (its ``created`` is False). ``"raise"``: ``JobExists``. ``"replace"``: the new
-    call takes the place of a job that waits; one that runs is returned."""
+    """Result of another call within the period. ``"return"``: the existing job, whose ``created`` is False.
+    ``"raise"``: raises ``JobExists``. ``"replace"``: the new call replaces a waiting job; a running one is returned."""
 
 
 @public
 @dataclass(frozen=True, slots=True)
 class Debounce:
-    """Quick calls of a task become one job, with the arguments of the last: ``debounce=Debounce(2.0, max_wait=30)``."""
+    """Rule that turns a burst of calls into one job with the arguments of the last: ``Debounce(2.0, max_wait=30)``."""
 
     wait: Seconds
     """Time without another call after which the job is due."""
     max_wait: Seconds | None = None
-    """Time after the first call at which it is due at the latest. Default: ten times ``wait``."""
+    """Longest time from the first call until the job is due. Default: ten times ``wait``."""
     by: Callable[..., object] | Iterable[str] = ()
-    """Names of parameters, or a function of the arguments: calls that are equal in these are debounced together.
+    """Names of parameters, or a function of the arguments. Calls that are equal in these are debounced together.
     Default: all calls of the task."""
 
 
 _DAY_MS = 86_400_000
 _LONGEST_KEY = 512
 
-# The first byte of a key. Another rule gets another one, and then both are looked up for one release.
+# First byte of a key. If the encoding changes, so does this byte, and for one release both keys are looked up.
 _RULE = b"\x01"
 
 
 class Rule:
-    """A checked option: makes the options of one call, with its key."""
+    """Checked uniqueness option. Builds the options of one call, with its key."""
 
     __slots__ = ("_by", "_conflict", "_key", "_ms", "_until", "_wait")
 
@@ -80,11 +80,11 @@ class Rule:
 
     @property
     def keeps_result_ms(self) -> int:
-        """Time for which the result must be kept: as long as an idempotency key."""
+        """Time for which the result must be kept: as long as an idempotency key holds."""
         return 0 if self._key is None else _DAY_MS
 
     def check(self, task: "AnyTask[..., Any]") -> None:
-        """Raise ``ValueError`` if the task has no such parameters."""
+        """Raise ``ValueError`` if the task lacks one of the parameters."""
         if self._by is None or callable(self._by):
             return
         parameters = _parameters(task.function)
@@ -135,14 +135,15 @@ class Rule:
 
 
 def key_of(task: str, rest: bytes) -> bytes:
-    """Return the bytes of a key: rule, the task's name with its length in front, and what tells its calls apart."""
+    """Return the bytes of a key: the rule, the length and the name of the task, and the part that identifies the
+    call."""
     name = task.encode()
     return _RULE + bytes((len(name),)) + name + rest
 
 
 def digest(task: "AnyTask[..., Any]", value: object) -> bytes:
-    """Hash a value, equally for equal ones in every process and version. ``TypeError`` if it does not travel."""
-    # Not imported above: programs import modules with tasks that they never call.
+    """Hash a value, the same in every process and version. Raises ``TypeError`` if it cannot be serialized."""
+    # Imported here because programs import modules with tasks that they never call.
     import hashlib
 
     try:
@@ -153,7 +154,7 @@ def digest(task: "AnyTask[..., Any]", value: object) -> bytes:
 
 
 def given(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments by the names of their parameters, without defaults."""
+    """Return the arguments by parameter name, without defaults."""
     names, rest = _positional(function)
     found = dict(zip(names, args, strict=False))
     if rest is not None and len(args) > len(names):
@@ -162,7 +163,7 @@ def given(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[s
 
 
 def _code(function: Callable[..., Any]) -> Any:
-    # Not inspect.signature, which looks at annotations: what they name may be imported further below.
+    # Not inspect.signature, which evaluates annotations: their names may be imported later in the module.
     return getattr(inspect.unwrap(function), "__code__", None)
 
 
@@ -188,7 +189,7 @@ def _name(function: Callable[..., object]) -> str:
 
 
 def rule_of(unique: Any, idempotency_key: Any, debounce: Any, *, is_delayed: bool) -> Rule | None:
-    """Check the options together; ``ValueError`` or ``TypeError`` says what is wrong."""
+    """Check the three options together. Raises ``ValueError`` or ``TypeError``."""
     options = {"unique": unique, "idempotency_key": idempotency_key, "debounce": debounce}
     named = [name for name, value in options.items() if value is not None]
     if not named:
