@@ -1,6 +1,6 @@
 # The verbs of this project; `make` alone lists them. They run the same here and in CI (.ci/run).
 .DEFAULT_GOAL := help
-.PHONY: help build demo test quick soak lint simulate simulator-check mutants crash-points crash rot fuzz hostile bench bench-against docs format rust-test python-test wire wire-check guarantees
+.PHONY: help build demo test quick soak lint simulate simulator-check mutants crash-points crash rot fuzz hostile bench bench-against bench-backlog docs format rust-test python-test wire wire-check guarantees
 
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
@@ -102,7 +102,7 @@ fuzz: ## look for input that breaks something: FUZZ_SECONDS=60 for each of TARGE
 hostile: ## send HOSTILE=100000 strangers, guesses and floods to servers of their own, and print what they cost
 	HOSTILE_CONNECTIONS=$(HOSTILE) cargo test --quiet $(together) --test processes strangers -- --nocapture --test-threads 1
 
-bench: .venv/.built ## measure Penstock beside its peers (installs their servers) and print the table
+bench: .venv/.built ## compare Penstock with its peers; asks before it installs their servers (BENCH_INSTALL=1: yes)
 	$(python) bench/run.py
 
 bench-against: .venv/.built ## compare CPU a job with the built checkout in DIR=, over PAIRS=12 pairs (TARGET=, its CARGO_TARGET_DIR)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 GUARANTEES = {
     "L0": "in the memory of a process: a crash of the broker loses it",
+    "L0+": "in the page cache, but not always at once: kill -9 loses a few of the last jobs, a power cut up to 2 s",
     "L1": "in the page cache: survives kill -9, not a power cut",
     "L3": "synced to disk: survives a power cut",
 }
@@ -28,9 +29,11 @@ class Contestant:
 
 
 def on_redis(key: str, name: str, module: str, note: str) -> list[Contestant]:
-    """A Redis peer twice: as most people run it, and at Penstock's level."""
+    """Return a Redis peer twice: as most people run it, and at Penstock's level."""
     return [
-        Contestant(f"{key}-everysec", f"{name}, Redis everysec", module, "redis-everysec", "L1", note),
+        # While an fsync runs, `everysec` replies before it has written the command. So it is not L1: Redis 7.0 lost
+        # 16 of 66,944 confirmed jobs in 14 runs that ended with kill -9. At `always` it lost none of 21,400 in 20.
+        Contestant(f"{key}-everysec", f"{name}, Redis everysec", module, "redis-everysec", "L0+", note),
         Contestant(f"{key}-always", f"{name}, Redis always", module, "redis-always", "L3", note),
     ]
 
@@ -61,18 +64,18 @@ CONTESTANTS = [
         "bare-fork-model", "bare fork, 200 MB more", "bare_fork_peer", None, "L0", "", {"BENCH_MODEL_MB": "200"}
     ),
     Contestant(
-        "rq-imported", "RQ, app imported in the worker", "rq_peer", "redis-everysec", "L1", "", {"BENCH_IMPORTED": "1"}
+        "rq-imported", "RQ, app imported in the worker", "rq_peer", "redis-everysec", "L0+", "", {"BENCH_IMPORTED": "1"}
     ),
-    Contestant("rq", "RQ", "rq_peer", "redis-everysec", "L1", "each process imports the app"),
+    Contestant("rq", "RQ", "rq_peer", "redis-everysec", "L0+", "each process imports the app"),
     Contestant("pool", "thread pool in the program", "pool_peer", None, "L0", "40 threads, no queue"),
     Contestant("bare-sync", "bare append + fdatasync", None, None, "L3", "300 B, preallocated: the disk's own limit"),
     Contestant(
         "celery", "Celery, RabbitMQ", "celery_peer", "rabbitmq", "L0",
-        "its defaults: no publisher confirms, a job is acknowledged before it runs; results in Redis everysec (L1)",
+        "its defaults: no publisher confirms, a job is acknowledged before it runs; results in Redis everysec (L0+)",
     ),
     Contestant(
         "celery-safe", "Celery, RabbitMQ, confirms", "celery_peer", "rabbitmq", "L3",
-        "publisher confirms, late acknowledgement; results in Redis everysec (L1)", {"BENCH_SAFE": "1"},
+        "publisher confirms, late acknowledgement; results in Redis everysec (L0+)", {"BENCH_SAFE": "1"},
     ),
     Contestant(
         "celery-threads", "Celery, RabbitMQ, threads", "celery_peer", "rabbitmq", "L0", "", {"BENCH_KIND": "thread"}
@@ -84,11 +87,11 @@ CONTESTANTS = [
         "celery-group", "Celery, RabbitMQ, as a group", "celery_peer", "rabbitmq", "L0", "", {"BENCH_PAGE": "group"}
     ),
     Contestant(
-        "celery-redis", "Celery, Redis everysec", "celery_peer", "redis-everysec", "L1", "its defaults",
+        "celery-redis", "Celery, Redis everysec", "celery_peer", "redis-everysec", "L0+", "its defaults",
         {"BENCH_BROKER": "redis"},
     ),
     Contestant(
-        "celery-redis-group", "Celery, Redis everysec, as a group", "celery_peer", "redis-everysec", "L1", "",
+        "celery-redis-group", "Celery, Redis everysec, as a group", "celery_peer", "redis-everysec", "L0+", "",
         {"BENCH_BROKER": "redis", "BENCH_PAGE": "group"},
     ),
     *on_redis("dramatiq", "dramatiq", "dramatiq_peer", "8 threads a process, its default"),

@@ -1,7 +1,10 @@
 """Measure Penstock and its peers side by side on this machine: ``make bench``.
 
-Everything is private to the run and ends with it: servers on free loopback ports, data in a temporary directory.
+Everything is private to the run and stops with it: servers on free loopback ports, data in a temporary directory.
 Prints a table with the guarantee level of each figure, and writes bench/results/latest.json.
+
+Missing servers are installed only after a yes on the terminal, or with ``BENCH_INSTALL=1``. Otherwise the run measures
+the contestants that need none, and names those that it left out.
 """
 
 from __future__ import annotations
@@ -36,11 +39,14 @@ from results import Results
 HERE = Path(__file__).parent
 PEERS_VENV = HERE.parent / ".cache" / "bench" / "venv"
 LIMIT_S = 300  # one measurement
-BUSY = 0.3  # load average a core
+BUSY = 0.3  # load average per core
+REPEATS = 3
+
+Groups = dict[str | None, list[tuple[Contestant, Workload]]]  # by the server they need
 
 
 class Arena:
-    """Runs measurements, each in its own process with its own log, in one temporary directory."""
+    """Runs each measurement in its own process with its own log, in one temporary directory."""
 
     def __init__(self, directory: Path, peers_python: Path | None) -> None:
         self.directory = directory
@@ -50,7 +56,7 @@ class Arena:
     def measure(
         self, contestant: Contestant, workload: Workload, quick: bool, urls: dict[str, str]
     ) -> dict[str, float]:
-        """Raises RuntimeError with the reason when there is no figure."""
+        """Return the figures, or raise RuntimeError with the reason why there are none."""
         self.measured += 1
         parameters = workload.parameters_of(contestant.key, quick)
         if contestant.module is None:
@@ -77,7 +83,7 @@ class Arena:
             raise RuntimeError(f"no result within {LIMIT_S} s") from None
         finally:
             end(process, grace_s=0.5)
-            # Penstock's broker is nobody's child: it would stay for a minute.
+            # Penstock's broker isn't a child of the client, and would stay for a minute.
             end_pids(pid for pid in descendants(os.getpid()) if pid not in servers_running)
             shutil.rmtree(data, ignore_errors=True)
         if process.returncode != 0:
@@ -101,6 +107,12 @@ def redis_server(directory: Path, appendfsync: str) -> Iterator[dict[str, str]]:
         yield {"BENCH_REDIS_URL": redis_url}
 
 
+NEEDS = {
+    None: [],
+    "rabbitmq": ["rabbitmq-server", "redis-server"],
+    "redis-everysec": ["redis-server"],
+    "redis-always": ["redis-server"],
+}
 SERVERS: dict[str | None, Callable[[Path], AbstractContextManager[dict[str, str]]]] = {
     None: lambda directory: contextlib.nullcontext({}),
     "rabbitmq": celery_servers,
@@ -110,7 +122,7 @@ SERVERS: dict[str | None, Callable[[Path], AbstractContextManager[dict[str, str]
 
 
 def peers_python() -> Path:
-    """The peers' interpreter, in an environment of their own: nothing of theirs touches Penstock's."""
+    """Return the peers' interpreter, in its own environment apart from Penstock's."""
     wanted = HERE / "requirements.txt"
     stamp = PEERS_VENV / "installed"
     python = PEERS_VENV / "bin" / "python"
@@ -138,16 +150,16 @@ def versions(peers: Path | None) -> dict[str, str]:
     return found
 
 
-def chosen(only: list[str], quick: bool) -> dict[str | None, list[tuple[Contestant, Workload]]]:
-    """What to measure, by the server it needs. ``only`` names workloads, or the beginnings of contestants' names."""
+def chosen(only: list[str], quick: bool) -> Groups:
+    """Return the measurements by the server they need. ``only`` has workloads, or prefixes of contestants' names."""
     workload_keys = {workload.key for workload in plan.WORKLOADS}
     wanted_workloads = [name for name in only if name in workload_keys]
     wanted_contestants = [name for name in only if name not in workload_keys]
     unknown = [name for name in wanted_contestants if not any(key.startswith(name) for key in BY_KEY)]
     if unknown:
         known = ", ".join([*BY_KEY, *workload_keys])
-        raise SystemExit(f"--only {unknown[0]}: no contestant or workload begins like that; there are {known}")
-    groups: dict[str | None, list[tuple[Contestant, Workload]]] = {}
+        raise SystemExit(f"--only {unknown[0]}: no contestant or workload has this prefix; the known names are {known}")
+    groups: Groups = {}
     for workload in plan.WORKLOADS:
         for key in workload.contestants_of(quick and not wanted_workloads):
             if wanted_workloads and workload.key not in wanted_workloads:
@@ -159,14 +171,12 @@ def chosen(only: list[str], quick: bool) -> dict[str | None, list[tuple[Contesta
 
 
 def is_meant(contestant: str, name: str) -> bool:
-    """``dramatiq`` means both of its Redis; ``penstock``, which is a key itself, means just that."""
+    """Match a name from ``--only``: ``dramatiq`` means both of its rows; ``penstock``, itself a key, only that one."""
     return contestant == name or (name not in BY_KEY and contestant.startswith(name))
 
 
-def run(
-    arena: Arena, groups: dict[str | None, list[tuple[Contestant, Workload]]], repeats: int, quick: bool
-) -> Results:
-    """Each server is up only while its contestants are measured; the order turns from one repeat to the next."""
+def run(arena: Arena, groups: Groups, repeats: int, quick: bool) -> Results:
+    """Measure all groups, each while its server runs. The order of the groups rotates from one repeat to the next."""
     found = Results()
     order = list(groups)
     for repeat in range(repeats):
@@ -209,24 +219,46 @@ def measure(
     print(f"{turn} {workload.key:10} {contestant.name:28} {shown}  [{time.monotonic() - begun:.1f} s]", flush=True)
 
 
+def without_missing_servers(groups: Groups) -> tuple[Groups, list[str]]:
+    """Install missing servers if the user agrees; else leave out their contestants. Returns the lines that say so."""
+    needed = {package for server in groups for package in NEEDS[server]}
+    missing = servers.missing(sorted(needed))
+    if not missing:
+        return groups, []
+    if servers.may_install(missing):
+        try:
+            servers.install(missing)
+        except servers.InstallFailed as failure:
+            raise SystemExit(str(failure)) from None
+        return groups, []
+    lost = {server for server in groups if set(NEEDS[server]) & set(missing)}
+    names = dict.fromkeys(one.name for server in lost for one, _ in groups[server])
+    lines = [
+        f"left out, since {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed: "
+        f"{', '.join(sorted(names))}",
+        f"BENCH_INSTALL=1 installs what is missing, or run: apt-get install {' '.join(missing)}",
+    ]
+    return {server: group for server, group in groups.items() if server not in lost}, lines
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="bench/run.py", description="Measure Penstock and its peers side by side.")
     parser.add_argument("--quick", action="store_true", help="one short run of the main workloads, a minute or two")
     parser.add_argument(
         "--only", action="append", default=[], metavar="NAME", help="a contestant or a workload; may be repeated"
     )
-    parser.add_argument("--repeats", type=int, help="runs of each measurement (3; 1 when quick)")
+    parser.add_argument("--repeats", type=int, help=f"runs of each measurement ({REPEATS}; 1 when quick)")
     parser.add_argument("--output", type=Path, help="where the JSON goes (bench/results/latest.json for a whole run)")
     against_options = parser.add_argument_group("against another build, see bench/against.py")
     against_options.add_argument(
-        "--against", type=Path, metavar="DIR", help="compare CPU a job with the checkout there, which is built"
+        "--against", type=Path, metavar="DIR", help="compare CPU per job with the built checkout in DIR"
     )
     against_options.add_argument("--pairs", type=int, default=against.PAIRS, help=f"({against.PAIRS})")
-    against_options.add_argument("--against-target", metavar="DIR", help="its CARGO_TARGET_DIR (target, in it)")
+    against_options.add_argument("--against-target", metavar="DIR", help="its CARGO_TARGET_DIR (its folder target)")
     against_options.add_argument("--jobs", type=int, default=against.JOBS, help=f"in each run ({against.JOBS:,})")
     options = parser.parse_args()
     if not sys.platform.startswith("linux"):
-        raise SystemExit("the benchmark reads /proc and installs Debian's packages: it runs on Linux only")
+        raise SystemExit("the benchmark runs on Linux only: it reads /proc")
 
     if options.against:
         take_charge()
@@ -243,11 +275,14 @@ def main() -> int:
                 output=options.output,
             )
 
-    repeats = options.repeats or (1 if options.quick else 3)
-    groups = chosen(options.only, options.quick)
+    repeats = options.repeats or (1 if options.quick else REPEATS)
+    groups, left_out = without_missing_servers(chosen(options.only, options.quick))
+    if not groups:
+        raise SystemExit("\n".join(["nothing to measure", *left_out]))
+    for line in left_out:
+        print(line, flush=True)
     peers: Path | None = None
     if any(one.module and (not one.is_penstock or one.uses_packages) for group in groups.values() for one, _ in group):
-        servers.install()
         peers = peers_python()
 
     take_charge()
@@ -275,16 +310,18 @@ def main() -> int:
         finally:
             end_pids(descendants(os.getpid()))
     document = found.as_json({**about, "took_s": round(time.monotonic() - begun)})
-    # A part of the whole must not pass for the whole.
-    whole = not options.quick and not options.only
+    # A part of the whole must not pass for the whole, nor a few runs for what the documents promise.
+    whole = not options.quick and not options.only and not left_out and repeats >= REPEATS
     output = options.output or (results.LATEST if whole else results.LATEST.with_name("partial.tmp"))
     results.write(document, output)
-    print(f"\n{table.full(document)}\n\nwritten to {output} after {document['took_s']} s")
+    # Said again at the end, below the tables.
+    notes = [*left_out, f"written to {output} after {document['took_s']} s"]
+    print("\n".join(["", table.full(document), "", *notes]))
     return 1 if found.failures else 0
 
 
 def disk_directory() -> str:
-    """Where temporary files are on a disk: syncing a file that lives in memory would flatter everyone."""
+    """Return a temporary directory on a disk: syncing a file in memory would flatter every contestant."""
     for candidate in (tempfile.gettempdir(), "/var/tmp"):
         if not disk.is_memory(Path(candidate)):
             return candidate

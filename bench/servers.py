@@ -1,4 +1,4 @@
-"""The peers' servers, from Debian's packages: private data, free loopback ports, ended by process id."""
+"""The peers' servers, from Debian's packages: private data, free loopback ports, stopped by process id."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from processes import running, tail
@@ -17,20 +18,30 @@ PACKAGES = {"redis-server": "/usr/bin/redis-server", "rabbitmq-server": "/usr/li
 START_S = 60
 
 
-class ServerMissing(Exception):
-    """A server's package is absent and can't be installed from here."""
+class InstallFailed(Exception):
+    """The missing servers can't be installed from here."""
 
 
-def install() -> None:
-    """Install what is missing, if we are root on a Debian; nothing is started and no service is left running."""
-    missing = [package for package, program in PACKAGES.items() if not os.access(program, os.X_OK)]
-    if not missing:
-        return
-    by_hand = (
-        f"the peers need {' and '.join(missing)}: apt-get install {' '.join(missing)} (or run with --only penstock)"
-    )
+def missing(packages: Iterable[str] = PACKAGES) -> list[str]:
+    """Return the packages whose server is not installed."""
+    return [package for package in packages if not os.access(PACKAGES[package], os.X_OK)]
+
+
+def may_install(missing: list[str]) -> bool:
+    """Ask on a terminal; elsewhere only ``BENCH_INSTALL=1`` agrees, so that no script installs by surprise."""
+    if "BENCH_INSTALL" in os.environ:
+        return os.environ["BENCH_INSTALL"] == "1"
+    if not sys.stdin.isatty():
+        return False
+    answer = input(f"The peers need {' and '.join(missing)}. Install with apt-get now? [y/N] ")
+    return answer.strip().lower() in ("y", "yes")
+
+
+def install(missing: list[str]) -> None:
+    """Install these packages, as root on Debian or Ubuntu. No service starts."""
+    by_hand = f"install them yourself: apt-get install {' '.join(missing)}"
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        raise ServerMissing(by_hand)
+        raise InstallFailed(f"only root can install {' and '.join(missing)}, with apt-get; {by_hand}")
     print(f"installing {' '.join(missing)} ...", flush=True)
     with services_held_back():
         for command in (["update"], ["install", "-y", "--no-install-recommends", *missing]):
@@ -40,14 +51,14 @@ def install() -> None:
                 env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
             )  # fmt: skip
             if outcome.returncode != 0:
-                raise ServerMissing(f"{by_hand}\n{outcome.stderr.strip()}")
+                raise InstallFailed(f"apt-get {command[0]} failed; {by_hand}\n{outcome.stderr.strip()}")
 
 
 @contextlib.contextmanager
 def services_held_back() -> Iterator[None]:
-    """Debian starts a daemon as it installs it, unless this script says no (exit status 101)."""
+    """Stop Debian from starting a daemon when it installs one: this script refuses with exit status 101."""
     policy = Path("/usr/sbin/policy-rc.d")
-    if policy.exists():  # the machine's owner has decided already
+    if policy.exists():  # the machine's owner has already decided
         yield
         return
     policy.write_text("#!/bin/sh\nexit 101\n")
@@ -68,7 +79,7 @@ def wait_for_port(port: int, process: subprocess.Popen[bytes], log: Path) -> Non
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            raise RuntimeError(f"{process.args[0]} ended at its start:\n{tail(log)}")
+            raise RuntimeError(f"{process.args[0]} exited at its start:\n{tail(log)}")
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
             return
         time.sleep(0.05)
@@ -77,7 +88,7 @@ def wait_for_port(port: int, process: subprocess.Popen[bytes], log: Path) -> Non
 
 @contextlib.contextmanager
 def redis(directory: Path, appendfsync: str) -> Iterator[str]:
-    """A Redis that keeps an append-only file, synced once a second or before each round of replies; gives its URL."""
+    """Run a Redis with an append-only file, synced every second or before each round of replies; yield its URL."""
     directory.mkdir(parents=True)
     port = free_port()
     log = directory / "redis.log"
@@ -94,7 +105,7 @@ def redis(directory: Path, appendfsync: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def rabbitmq(directory: Path) -> Iterator[str]:
-    """A RabbitMQ node of its own: data, cookie, port mapper and distribution port are private; gives its URL."""
+    """Run a private RabbitMQ node, with its own data, cookie, port mapper and distribution port; yield its URL."""
     directory.mkdir(parents=True)
     port, mapper_port, distribution_port = free_port(), free_port(), free_port()
     log = directory / "rabbitmq.out"
@@ -116,7 +127,7 @@ def rabbitmq(directory: Path) -> Iterator[str]:
         "RABBITMQ_LOG_BASE": str(directory / "log"),
         "RABBITMQ_LOGS": "-",
     }
-    # Started here, since the node would otherwise start one that outlives it.
+    # Started here, because the node would otherwise start one that outlives it.
     with (
         running(
             ["/usr/bin/epmd", "-address", "127.0.0.1", "-port", str(mapper_port)], log=directory / "epmd.log", env=env

@@ -12,6 +12,7 @@ import disk
 import plan
 import pytest
 import run
+import servers
 from processes import descendants, end, is_alive
 from results import Results
 
@@ -81,8 +82,65 @@ def test_bare_sync_loop_leaves_no_file(tmp_path: Path) -> None:
 
 
 def test_unknown_names_are_refused() -> None:
-    with pytest.raises(SystemExit, match="no contestant or workload begins like that"):
+    with pytest.raises(SystemExit, match="no contestant or workload has this prefix"):
         run.chosen(["penstok"], quick=True)
+
+
+@pytest.fixture
+def nothing_installed(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """No server is there; the calls to install are noted instead."""
+    installed: list[list[str]] = []
+    monkeypatch.delenv("BENCH_INSTALL", raising=False)
+    monkeypatch.setattr(servers, "missing", lambda packages: list(packages))
+    monkeypatch.setattr(servers, "install", installed.append)
+    return installed
+
+
+def test_without_a_terminal_nothing_is_installed_and_the_rest_is_measured(nothing_installed: list[list[str]]) -> None:
+    groups, lines = run.without_missing_servers(run.chosen([], quick=False))
+    assert nothing_installed == []
+    assert list(groups) == [None]
+    assert {"penstock", "bare-sync", "pool"} <= {one.key for one, _ in groups[None]}
+    assert "left out, since rabbitmq-server and redis-server are not installed: Celery, RabbitMQ, " in lines[0]
+    assert "dramatiq, Redis always" in lines[0] and "Penstock" not in lines[0]
+    assert lines[1].startswith("BENCH_INSTALL=1 installs what is missing")
+
+
+@pytest.mark.parametrize("wish", ["1", "0"])
+def test_bench_install_decides_without_a_question(
+    nothing_installed: list[list[str]], monkeypatch: pytest.MonkeyPatch, wish: str
+) -> None:
+    monkeypatch.setenv("BENCH_INSTALL", wish)
+    groups, lines = run.without_missing_servers(run.chosen(["saq"], quick=False))
+    assert nothing_installed == ([["redis-server"]] if wish == "1" else [])
+    assert list(groups) == (["redis-everysec", "redis-always"] if wish == "1" else [])
+    assert bool(lines) == (wish == "0")
+
+
+@pytest.mark.parametrize(("answer", "installs"), [("y", True), ("", False), ("no", False)])
+def test_on_a_terminal_it_asks(
+    nothing_installed: list[list[str]], monkeypatch: pytest.MonkeyPatch, answer: str, installs: bool
+) -> None:
+    questions: list[str] = []
+    monkeypatch.setattr("sys.stdin", type("Terminal", (), {"isatty": lambda self: True})())
+    monkeypatch.setattr("builtins.input", lambda question: questions.append(question) or answer)
+    groups, _ = run.without_missing_servers(run.chosen(["celery"], quick=False))
+    assert questions == ["The peers need rabbitmq-server and redis-server. Install with apt-get now? [y/N] "]
+    assert nothing_installed == ([["rabbitmq-server", "redis-server"]] if installs else [])
+    assert list(groups) == (["rabbitmq"] if installs else [])
+
+
+def test_what_needs_no_server_asks_for_none(nothing_installed: list[list[str]]) -> None:
+    groups = run.chosen(["penstock"], quick=True)
+    assert run.without_missing_servers(groups) == (groups, [])
+
+
+def test_a_run_with_nothing_to_measure_says_why(
+    nothing_installed: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["bench/run.py", "--only", "saq"])
+    with pytest.raises(SystemExit, match="nothing to measure\nleft out, since redis-server is not installed: SAQ, "):
+        run.main()
 
 
 def test_a_short_run_of_penstock_alone(tmp_path: Path) -> None:
