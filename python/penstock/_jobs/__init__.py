@@ -1,1 +1,1 @@
-"""Jobs that were enqueued: their state, their results, waiting for many, and the one that runs here."""
+"""Enqueued jobs: their state, their results, waiting for many, and the job that runs here."""

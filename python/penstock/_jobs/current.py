@@ -21,45 +21,46 @@ R = TypeVar("R")
 @public
 @dataclass(frozen=True, slots=True)
 class CurrentJob:
-    """The job that the code asking for it belongs to."""
+    """Running job that the calling code belongs to: see ``current_job``."""
 
     id: str
     task: str
     attempt: int
-    """Number of this attempt, from 1; rises with each retry."""
+    """Number of this attempt, from 1. Each retry increments it."""
     crashes: int
-    """Number of times that a worker process has died running it."""
+    """Number of times that a worker process has died while running the job."""
     redelivered: bool
-    """Whether this attempt may have begun before: its worker died, or was stopped and handed it back, or its broker
-    died and cannot tell. False is a promise that it has not."""
+    """Whether this attempt may have begun before: its worker died or was stopped and returned it, or its broker died
+    and cannot tell. False guarantees that it has not."""
     retries_left: int | None
-    """Number of attempts that may follow if this one fails; None: no limit."""
+    """Number of attempts that may follow if this one fails; None for no limit."""
     worker: str
     generation: int = 0
-    """Number of retries after it had failed for good; its task's retries begin anew each time."""
+    """Number of times that somebody retried the job after it had failed for good. Each restarts the count of
+    attempts."""
     headers: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
-    """Headers that it was enqueued with."""
+    """Headers that the job was enqueued with."""
     workflow: str | None = None
-    """Id of the workflow that it belongs to; ``app.workflow()`` finds that."""
+    """Id of the job's workflow, for ``app.workflow()``; None for a job without one."""
     deadline: datetime | None = None
-    """Time at which its workflow is cancelled, in UTC; None: it has no deadline, or goes on after it."""
+    """Time in UTC at which the job's workflow is cancelled; None if it has no deadline, or continues after it."""
 
     @overload
     def spawn(self, step: "Signature[R]", *, now: bool = False) -> "Job[R]": ...
     @overload
     def spawn(self, step: "Composed[R]", *, now: bool = False) -> "Workflow[R]": ...
     def spawn(self, step: "Step[Any]", *, now: bool = False) -> Any:
-        """Have a step sent when this job succeeds, in the same transaction as its result.
+        """Send a step when this job succeeds, in the same transaction as its result.
 
-        A job that fails or is retried sends nothing, and neither does one that runs again after a crash: only the
-        attempt that succeeds does. The step belongs to the job's workflow, if it has one: that ends after the step,
-        while later steps and bodies do not wait for it, and its result does not depend on it.
+        Only the attempt that succeeds sends its steps: an attempt that fails, is retried or crashes sends nothing. The
+        step joins the job's workflow, if it has one. The workflow ends only after the step, but its result and its
+        later steps do not depend on it.
 
-        Returns the handle of the step. Its result can't be waited for here, as it is only sent when this job ends.
+        Returns the handle of the step. The job cannot wait for it, because the step is sent when the job ends.
 
-        ``now=True`` sends the step at once, so it can be waited for, and stays sent if the job fails. When the job runs
-        again, after a crash or as a retry, its first such call returns the handle of the step that its first call has
-        sent before, and so on: no step is sent twice. Raises what ``step.delay()`` raises.
+        ``now=True`` sends the step at once, so the job can wait for it, and the step stays sent if the job fails. When
+        the job runs again, after a crash or as a retry, its first such call returns the handle of the step that its
+        first call sent before, and so on: no step is sent twice. Raises like ``step.delay()``.
         """
         from penstock._flows.replacing import spawn, spawn_now
 
@@ -71,19 +72,19 @@ class CurrentJob:
     @overload
     async def aspawn(self, step: "Composed[R]") -> "Workflow[R]": ...
     async def aspawn(self, step: "Step[Any]") -> Any:
-        """Like ``spawn(step, now=True)``, but awaitable. Cancelling the await does not take the step back."""
+        """Like ``spawn(step, now=True)``, but awaitable. Cancelling the await does not withdraw the step."""
         from penstock._flows.replacing import aspawn_now
 
         self._check_runs()
         return await aspawn_now(step)
 
     def progress(self, done: float, total: float | None = None, message: str = "") -> None:
-        """Tell how far the job has come: ``current_job().progress(3, 10, "fetching")``. ``Job.progress`` returns it.
+        """Report the job's progress: ``current_job().progress(3, 10, "fetching")``. ``Job.progress`` returns it.
 
-        Call it as often as you like, from any thread or coroutine of the job: the latest is passed on, ten times a
-        second at most. Of a message of more than some 3,900 bytes the rest is left out. Nothing is stored: a retry
-        begins without, and a broker that starts again has forgotten it. Does nothing once the job has ended, and in
-        processes that it has started. Raises ``ValueError`` for numbers that are not finite.
+        Call it as often as you like, from any thread or coroutine of the job: the latest report is passed on, at most
+        ten times a second. Messages are cut at about 3,900 bytes. Progress is not stored: a retry starts without, and a
+        restarted broker has forgotten it. Does nothing once the job has ended, and in processes that the job started.
+        Raises ``ValueError`` for numbers that are not finite.
         """
         if tell_progress is not None:
             tell_progress(bytes.fromhex(self.id.replace("-", "")), done, total, message)
@@ -101,42 +102,43 @@ Extras: TypeAlias = tuple[
     tuple[int | None, int | None],
     tuple[tuple[int, Any] | None, bytes | None, int | None],
 ]
-"""Rarely set fields of a job: (generation, attempts of earlier ones, retries of the call, headers, its timeout and soft
-timeout in milliseconds, (values of the step before with their shape, workflow, its deadline in milliseconds))."""
+"""Rarely set fields of a job: (generation, attempts in earlier generations, retries of the call, headers, timeout and
+soft timeout in milliseconds, (values of the previous step with their shape, workflow, its deadline in
+milliseconds))."""
 
 NO_EXTRAS: Extras = (0, 0, None, {}, (None, None), (None, None, None))
 
-# The header of a step whose arguments are not those of its body alone: "chunk", "errback" or "spread". Users can give
-# no header a name that begins so, and see none of these.
+# Header of a step whose arguments are not only those in its body: "chunk", "errback" or "spread". Users can neither set
+# nor see headers with this prefix.
 MARK = "penstock.step"
 
-# The header of a job that has taken another one's place: how many have done so, one after another.
+# Header of a job that replaced another one: the number of replacements, one after another.
 DEPTH = "penstock.replaced"
 
 
 class Leaving:
-    """What a running job leaves behind if it succeeds."""
+    """Steps that a running job sends if it succeeds."""
 
     __slots__ = ("accepted", "has_replacement", "sent", "steps")
 
     def __init__(self) -> None:
         self.steps: list[bytes] = []
-        # Called when it is about to be sent.
+        # Called when the steps are about to be sent.
         self.accepted: list[Callable[[], object]] = []
-        # Number of steps that it has sent at once, so far.
+        # Number of steps sent immediately so far.
         self.sent = 0
-        # Whether it has called app.replace(), and is to return what that returned.
+        # Whether the job has called app.replace(), and so must return its return value.
         self.has_replacement = False
 
 
-# What running jobs have left behind so far, by their ids: mostly nothing, for none has.
+# Steps of running jobs, by job id. Most jobs have none.
 leaving: dict[bytes, Leaving] = {}
 
 
 class Replacement(BaseException):
-    """Returned or raised by a task in whose place its steps come.
+    """Returned or raised by a task to be replaced by steps.
 
-    Not an ``Exception``, so that ``except Exception`` lets it pass. ``steps``: None for an empty group.
+    Not an ``Exception``, so ``except Exception`` does not catch it. ``steps``: None for an empty group.
     """
 
     def __init__(self, job_id: bytes, steps: bytes | None) -> None:
@@ -145,17 +147,17 @@ class Replacement(BaseException):
         self.steps = steps
 
 
-# Where jobs run: passes on the progress of the one of an id.
+# Set in processes that run jobs: passes on the progress of the job of an id.
 tell_progress: Callable[[bytes, float, float | None, str], object] | None = None
 
-# (job id, attempt from 0, extras or None, crashes, redelivered, task, worker), as the runner has them: most jobs never
-# ask.
+# (job id, attempt from 0, extras or None, crashes, redelivered, task, worker), in the runner's form, since most jobs
+# never ask for it.
 running: "ContextVar[tuple[bytes, int, Extras | None, int, bool, AnyTask[..., Any], str] | None]"
 running = ContextVar("penstock_current_job", default=None)
 
 
 def current_job() -> CurrentJob | None:
-    """Return the job that runs here; None outside of one, as when a task is called directly."""
+    """Return the job that runs here; None outside of a job, for example when a task is called directly."""
     current = running.get()
     if current is None:
         return None
@@ -184,11 +186,11 @@ def running_job_id() -> bytes | None:
 
 
 def own_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the headers that a job's client has given it, without those that are Penstock's own."""
+    """Return the headers that a job's client set, without Penstock's own."""
     return {name: value for name, value in headers.items() if not name.startswith("penstock.")}
 
 
 def format_id(job_id: bytes) -> str:
-    """Format sixteen bytes as people see them: a UUID."""
+    """Format sixteen bytes as a UUID."""
     text = job_id.hex()
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"

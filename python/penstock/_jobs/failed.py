@@ -1,4 +1,4 @@
-"""Failed jobs: find them by a filter, look into them, retry and remove them."""
+"""Failed jobs: filter, inspect, retry and remove them."""
 
 # No `from __future__ import annotations`: see `_public.py`.
 import asyncio
@@ -18,39 +18,39 @@ if TYPE_CHECKING:
     from penstock._connection import Connection
     from penstock._tasks.app import App
 
-# Interval of asking a broker how far an order has come: at first, and at most.
+# Interval of asking a broker for the progress of an order: at first, and at most.
 _FIRST_LOOK_S = 0.002
 _LONGEST_LOOK_S = 0.25
-# No attempt of such a job raised its error.
+# Type name of the error of a job that crashed: none of its attempts raised it.
 _CRASHED = "WorkerCrashed"
 
 
 @public
 @dataclass(frozen=True, slots=True)
 class FailedJob:
-    """A job that failed for good. Times are in UTC."""
+    """Job that failed for good. Times are in UTC."""
 
     id: str
     task: str
     queue: str | None
-    """Queue that it came from. None for a job that failed under a broker of format 1, which did not keep it."""
+    """Queue of the job. None for a job that failed under a broker of format 1, which did not keep it."""
     error: str
-    """Class of its last error, in full except for built-in ones: ``"ValueError"``, ``"shop.Gone"``. It is
-    ``"WorkerCrashed"`` when its worker process died once too often."""
+    """Full class name of its last error, or just the name of a built-in one: ``"shop.Gone"``, ``"ValueError"``.
+    ``"WorkerCrashed"`` when its worker process died too often."""
     message: str
     """First line of that error; at most 200 bytes."""
     fingerprint: str
-    """16 hexadecimal digits, equal for errors of one class from one place in the code."""
+    """16 hexadecimal digits, equal for errors of the same class from the same place in the code."""
     arguments: str | None
-    """A preview for people, with secrets masked: ``to='ada', code=***``; at most 1 KiB. None where no worker could
+    """Preview of the arguments with secrets masked, at most 1 KiB: ``to='ada', code=***``. None where no worker could
     write one."""
     argument_bytes: int
-    """Size of the arguments in bytes, encoded."""
+    """Encoded size of the arguments in bytes."""
     attempts: int
-    """Number of times that it was begun, crashes included."""
+    """Number of times that the job was begun, including crashes."""
     crashes: int
     generation: int
-    """Number of retries after it had failed for good."""
+    """Number of times that somebody retried the job after it had failed for good."""
     enqueued_at: datetime
     failed_at: datetime
     _app: Any = field(repr=False, compare=False)
@@ -60,10 +60,10 @@ class FailedJob:
         return Job(self._app, job_id_of(self.id))
 
     def retry(self, *, queue: str | None = None) -> None:
-        """Put it back into its queue, or into ``queue``, with all its retries.
+        """Put the job back into its queue, or into ``queue``, with all of its retries.
 
-        Jobs that it has blocked wait for it again. Raises ``NoSuchJob`` or ``TooLate`` when it is not a failed job any
-        more, and ``BrokerUnavailable``.
+        Jobs that its failure blocked wait for it again. Raises ``NoSuchJob`` or ``TooLate`` when the job is no longer a
+        failed job, and ``BrokerUnavailable``.
         """
         self._app.failed(id=self.id).retry(queue=queue)
 
@@ -72,7 +72,7 @@ class FailedJob:
         await self._app.failed(id=self.id).aretry(queue=queue)
 
     def remove(self) -> None:
-        """Forget the job; its result stays until its ``result_ttl`` is over. Raises as ``retry`` does."""
+        """Remove the job; its result stays for its ``result_ttl``. Raises like ``retry``."""
         self._app.failed(id=self.id).remove()
 
     async def aremove(self) -> None:
@@ -82,9 +82,10 @@ class FailedJob:
 
 @public
 class FailedJobs:
-    """Failed jobs that match; see ``App.failed``. Every use asks the broker anew, and making one asks nothing.
+    """Failed jobs that match a filter: see ``App.failed``. Every use asks the broker again.
 
-    Iterate over it, also with ``async for``: oldest first or, with ``newest_first``, newest first; a page at a time.
+    Iterating, with ``for`` or ``async for``, yields a ``FailedJob`` for each, oldest first or, with ``newest_first``,
+    newest first. It reads one page at a time.
     """
 
     def __init__(
@@ -129,7 +130,7 @@ class FailedJobs:
                 yield job
 
     def count(self) -> int:
-        """Count them. Raises ``BrokerUnavailable``."""
+        """Return the number of failed jobs. Raises ``BrokerUnavailable``."""
         return sum(1 for _ in self)
 
     async def acount(self) -> int:
@@ -137,28 +138,28 @@ class FailedJobs:
         return await asyncio.to_thread(self.count)
 
     def retry(self, *, queue: str | None = None) -> int:
-        """Put all of them back into their queues, or into ``queue``, with all their retries; return their number.
+        """Put all jobs back into their queues, or into ``queue``, with all of their retries; return their number.
 
-        Workflows that they have failed go on: see ``Workflow.retry_failed``. Returns once it is done, which takes a
-        second for some hundred thousand jobs. Jobs that fail meanwhile are left alone, and so are jobs whose unique
-        key is another job's by now. For one job, by its id, raises ``NoSuchJob``, ``TooLate`` or ``NotOffered`` when
-        it can't be retried. Raises ``BrokerUnavailable``.
+        Workflows that they failed continue: see ``Workflow.retry_failed``. Returns when that is done, which takes about
+        a second per hundred thousand jobs. Skips jobs that fail while it runs, and jobs whose unique key another job
+        has taken. For a single job, given by ``id``, raises ``NoSuchJob``, ``TooLate`` or ``NotOffered`` when the job
+        cannot be retried. Raises ``BrokerUnavailable``.
         """
         return self._order("retry", queue)
 
     async def aretry(self, *, queue: str | None = None) -> int:
-        """Like ``retry``, but awaitable. Cancelling it does not take the order back."""
+        """Like ``retry``, but awaitable. Cancelling the await does not withdraw the order."""
         return await asyncio.to_thread(self.retry, queue=queue)
 
     def remove(self) -> int:
-        """Forget all of them and return their number. Results that are stored stay until their ``result_ttl`` is over.
+        """Remove all jobs and return their number. Stored results stay for their ``result_ttl``.
 
-        Raises as ``retry`` does.
+        Raises like ``retry``.
         """
         return self._order("remove", None)
 
     async def aremove(self) -> int:
-        """Like ``remove``, but awaitable. Cancelling it does not take the order back."""
+        """Like ``remove``, but awaitable. Cancelling the await does not withdraw the order."""
         return await asyncio.to_thread(self.remove)
 
     def _page(self, after: int) -> tuple[list[FailedJob], int | None]:
@@ -176,7 +177,7 @@ class FailedJobs:
         if self._id is not None:
             return 1
         if operation is None:
-            # None matched.
+            # No job matched.
             return 0
         look_s = _FIRST_LOOK_S
         while True:

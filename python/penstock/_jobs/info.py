@@ -1,4 +1,4 @@
-"""Details of a job: its state, its times, its errors."""
+"""Details of a job: its state, times and errors."""
 
 # No `from __future__ import annotations`: see `_public.py`.
 import enum
@@ -12,46 +12,46 @@ from penstock._public import public
 @public
 class JobState(enum.StrEnum):
     WAITING = "waiting"
-    """In its queue, ready for a worker."""
+    """Waiting in its queue, ready for a worker."""
     DELAYED = "delayed"
-    """Until its countdown, its eta or the next attempt after a failed one."""
+    """Waiting for its countdown, its eta, or its next attempt."""
     RUNNING = "running"
     CANCELLING = "cancelling"
-    """Running, and asked to stop: it ends as cancelled, unless it succeeds before that."""
+    """Running, and asked to stop. The job ends as cancelled unless it succeeds first."""
     HELD = "held"
-    """Until other jobs, on which it depends, have ended."""
+    """Waiting for jobs on which it depends."""
     BLOCKED = "blocked"
-    """A job on which it depends has failed."""
+    """Not started, because a job on which it depends has failed."""
     SUCCEEDED = "succeeded"
     FAILED = "failed"
-    """The last attempt raised an error. The broker keeps it for people to look into."""
+    """Failed for good: the last attempt raised an error. The broker keeps the job for inspection."""
     EXPIRED = "expired"
-    """Not started in time."""
+    """Not started before it expired."""
     CRASHED = "crashed"
-    """The process that ran it died, once too often."""
+    """Failed for good: the process that ran it died too often."""
     CANCELLED = "cancelled"
     REPLACED = "replaced"
-    """Another call took its place while it waited, by ``unique`` or ``debounce``."""
+    """Replaced by another call while it waited, through ``unique`` or ``debounce``."""
     ENDED = "ended"
-    """Enqueued and ended, and its result is not kept: ``store_result=False``, past its ``result_ttl``, or
-    evicted."""
+    """Ended, and its result is not kept: ``store_result=False``, past its ``result_ttl``, or evicted."""
     UNKNOWN = "unknown"
-    """The broker knows nothing of this id: no such job was ever enqueued, or it has ended and nothing is kept of it."""
+    """Unknown to the broker: no such job was ever enqueued, or it has ended and nothing of it is kept."""
 
 
 @public
 @dataclass(frozen=True, slots=True)
 class AttemptError:
-    """Why one attempt failed: it raised an error, or its worker process died."""
+    """Failure of one attempt: the error that it raised, or the crash of its worker process."""
 
     attempt: int
-    """Number from 1, as ``current_job().attempt``. An attempt that crashed is begun again under the same number."""
+    """Number of the attempt, from 1, as ``current_job().attempt``. An attempt that crashed runs again under the same
+    number."""
     type_name: str
-    """Full name of the error's type; of a crash ``penstock.WorkerCrashed``."""
+    """Full name of the error's type; ``penstock.WorkerCrashed`` for a crash."""
     message: str
     traceback: str = field(default="", repr=False)
     worker: str | None = None
-    """None for a crash, as are the times."""
+    """Remote traceback. None for a crash, whose times are None as well."""
     started_at: datetime | None = None
     finished_at: datetime | None = None
 
@@ -59,35 +59,36 @@ class AttemptError:
 @public
 @dataclass(frozen=True, slots=True)
 class JobInfo:
-    """Details of a job. Times are in UTC; a field is None when it is not known, or not yet."""
+    """Details of a job. Times are in UTC; a field is None when it is not known (yet)."""
 
     id: str
     state: JobState
     task: str | None = None
     queue: str | None = None
     attempts: int | None = None
-    """Number of times that it was begun, crashes included."""
+    """Number of times that the job was begun, including crashes."""
     crashes: int = 0
-    """Crashes since it was last retried after it had failed for good."""
+    """Number of crashes since somebody last retried the job after it had failed for good."""
     enqueued_at: datetime | None = None
     due_at: datetime | None = None
-    """Time at which a delayed job is next due."""
+    """Time at which a delayed job is due."""
     started_at: datetime | None = None
-    """Start of the last attempt."""
+    """Start of the latest attempt."""
     finished_at: datetime | None = None
     worker: str | None = None
-    """Worker of the last attempt."""
+    """Name of the worker that ran the latest attempt."""
     errors: tuple[AttemptError, ...] = ()
-    """An entry for each attempt that failed or crashed, oldest first. After some 256 KiB of tracebacks the
-    first and the latest are kept."""
+    """Errors of the attempts that failed or crashed, oldest first. Beyond about 256 KiB of tracebacks only the first
+    and the latest ones are kept."""
     error: str | None = None
-    """Why the job failed, or the last attempt did."""
+    """Reason why the job, or its latest attempt, failed."""
     generation: int = 0
-    """Number of retries after it had failed for good."""
+    """Number of times that somebody retried the job after it had failed for good."""
     headers: Mapping[str, str] | None = field(default=None, repr=False)
-    """Headers that it was enqueued with. None when it has ended, unless it has failed: they go with the job."""
+    """Headers that the job was enqueued with. None once it has ended, unless it has failed: they are removed with the
+    job."""
 
     @property
     def traceback(self) -> str | None:
-        """Return the remote traceback of the last error; a crash has none."""
+        """Return the remote traceback of the latest error; None for a crash."""
         return (self.errors[-1].traceback or None) if self.errors else None

@@ -1,4 +1,4 @@
-"""What comes to a running job from outside: the end of its time, or of the wish for it; and how it keeps that off."""
+"""Interruptions of a running job, by a timeout or a cancellation, and how a job defers them."""
 
 from __future__ import annotations
 
@@ -13,36 +13,37 @@ from penstock.errors import SoftTimeout
 if TYPE_CHECKING:
     from penstock._core import SlotLink
 
-# The orders of a supervisor, by number; `crates/penstock-worker/src/order.rs` has them.
+# Orders of a supervisor, with the numbers of `crates/penstock-worker/src/order.rs`.
 SOFT, CANCEL, HARD = 1, 2, 3
 
 
 @public
 class JobInterrupt(BaseException):
-    """Raised in a task to end it: it ran longer than its ``timeout``, or it was cancelled.
+    """Raised in a task to stop it, because it ran longer than its ``timeout`` or was cancelled.
 
-    Not an ``Exception``, so that ``except Exception`` lets it pass. Clean up in ``finally`` or a ``with`` block, and
-    let it go on. A task on an event loop gets ``asyncio.CancelledError`` where it awaits, as asyncio has it.
+    Not an ``Exception``, so ``except Exception`` does not catch it. Clean up in ``finally`` or a ``with`` block, and
+    let it propagate. A task on an event loop gets ``asyncio.CancelledError`` at an ``await`` instead, as usual in
+    asyncio.
     """
 
 
-# What an order is raised as: `EXCEPTIONS[order - 1]`.
+# Exception of each order: `EXCEPTIONS[order - 1]`.
 EXCEPTIONS: tuple[type[BaseException], type[BaseException], type[BaseException]] = (
     SoftTimeout,
     JobInterrupt,
     JobInterrupt,
 )
 
-# In a worker's child: finds the slot that runs the job of an id here.
+# Set in a worker's child: finds the slot that runs the job of an id in this process.
 slot_of: Callable[[bytes], SlotLink | None] | None = None
 
 
 @public
 class shield:
-    """Keep ``SoftTimeout`` and a cancellation of the job off a block: ``with shield(): ...``.
+    """Defers ``SoftTimeout`` and cancellation of the job until the end of a block: ``with shield(): ...``.
 
-    What has come meanwhile is raised at the end of the block. The end of the job's time (``timeout``) gets through, and
-    so does the end of its process. Does nothing outside of a worker. In an ``async def``, the block may await.
+    An interruption that arrives within the block is raised at its end. The job's ``timeout`` and the end of its process
+    are not deferred. Does nothing outside of a worker. In an ``async def``, the block may await.
     """
 
     def __init__(self) -> None:
@@ -54,7 +55,7 @@ class shield:
         if slot is not None:
             slot.shield()
             try:
-                # What was sent to this thread before arrives here at the latest, and not in the block.
+                # An exception already sent to this thread arrives here at the latest, and not in the block.
                 self._slot = slot
             except BaseException:
                 slot.unshield()
@@ -66,7 +67,7 @@ class shield:
         slot, self._slot = self._slot, None
         if slot is not None:
             slot.unshield()
-            # An error of the block goes first: the order is repeated soon.
+            # An error of the block takes precedence: the order will be repeated soon.
             order = 0 if error is not None else slot.take_order()
             if order:
                 raise EXCEPTIONS[order - 1]()

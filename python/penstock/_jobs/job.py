@@ -1,4 +1,4 @@
-"""A job, seen by the program that enqueued it."""
+"""Handle of a job, for the program that enqueued it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ R_co = TypeVar("R_co", covariant=True)
 T = TypeVar("T")
 
 
-# By the status that the broker gives a job's end.
+# State of a job by the status of its end.
 _END_STATES = {
     0: JobState.SUCCEEDED,
     1: JobState.FAILED,
@@ -49,7 +49,7 @@ _END_STATES = {
     4: JobState.CANCELLED,
     5: JobState.BLOCKED,
     6: JobState.REPLACED,
-    # Of a group, whose id may be taken for a job's.
+    # A group, whose id may have been used as a job's.
     7: JobState.SUCCEEDED,
 }
 _BLOCKED, _REPLACED, _GATHERED = 5, 6, 7
@@ -59,21 +59,21 @@ _HELD_STATES = {
     "delayed": JobState.DELAYED,
     "running": JobState.RUNNING,
     "held": JobState.HELD,
-    # Whether or not its error was stored as its result.
+    # Whether or not the job's error was stored as its result.
     "failed": JobState.FAILED,
     "blocked": JobState.BLOCKED,
     "cancelling": JobState.CANCELLING,
-    # Its run goes on once the jobs that it waits for have ended.
+    # The job continues once the jobs that it waits for have ended.
     "parked": JobState.RUNNING,
 }
 
 
 @public
 class Job(Generic[R_co]):
-    """A call of a task. Equal to any other ``Job`` of the same id.
+    """Enqueued call of a task. Equal to any other ``Job`` of the same id.
 
-    ``await job`` returns what ``result()`` returns, in an event loop and without a time limit. A job can be pickled,
-    and be an argument or a result of a task: it travels as its id.
+    ``await job`` is ``await job.aresult()``. A job can be pickled, and can be an argument or a result of a task: it is
+    sent as its id.
     """
 
     __slots__ = ("__weakref__", "_app", "_id", "_known")
@@ -81,13 +81,13 @@ class Job(Generic[R_co]):
     def __init__(self, app: App, job_id: bytes, accepted: bool = False) -> None:
         self._app = app
         self._id = job_id
-        # How it ended, where `wait` or `as_completed` has seen that; else whether a broker surely had it. In one place,
-        # as a bulk enqueue makes so many of these.
+        # The end of the job, if `wait` or `as_completed` has seen it; else whether a broker has certainly accepted it.
+        # One field for both keeps jobs small, since a bulk enqueue creates many.
         self._known: bool | tuple[int, bytes] = accepted
 
     @property
     def _accepted(self) -> bool:
-        """Whether it has ended when the broker no longer knows it, since a broker surely had it."""
+        """Whether a broker has certainly accepted the job. If it is then unknown to the broker, it has ended."""
         return self._known is not False
 
     @property
@@ -96,25 +96,26 @@ class Job(Generic[R_co]):
 
     @property
     def id(self) -> str:
-        """UUID (version 7), so ids sort by the time of enqueueing."""
+        """UUID of version 7 as text, so ids sort by the time of enqueueing."""
         return format_id(self._id)
 
     @property
     def created(self) -> bool:
-        """Whether the call that returned it made it. False when it existed already: see ``unique``."""
+        """Whether the call that returned this handle created the job. False if the job existed already: see
+        ``unique``."""
         return True
 
     def result(self, timeout: Seconds | None = None) -> R_co:
         """Wait for the job's end and return what the task returned.
 
-        ``timeout``: seconds or a timedelta; 0 only asks whether it has ended. By default it waits as long as it takes,
-        through restarts of the broker.
-        Raises the task's own error if this process has imported its type, else ``TaskError``, in both
-        cases from the remote traceback; ``WorkerCrashed``, ``JobExpired``, ``JobCancelled``; ``GroupError`` when a job
-        failed that it waited for;
-        ``ResultExpired`` when it has ended and its result is not kept, ``NoSuchJob`` when the broker knows nothing of
-        this id; ``ResultTimeout`` when the time is up, and ``BrokerUnavailable`` or ``CallTimeout`` when it is up and
-        no broker has answered. Of a job that another call replaced, this is that call's.
+        ``timeout``: seconds or a timedelta; with 0 it asks once without waiting. By default it waits forever, through
+        restarts of the broker.
+
+        Raises the task's own error if this process has imported its type, else ``TaskError``; in both cases
+        ``__cause__`` is the remote traceback. Raises ``WorkerCrashed``, ``JobExpired`` or ``JobCancelled`` for jobs
+        that ended that way, and ``GroupError`` when a job on which it depends has failed. Raises ``ResultExpired`` when the job has ended and its result is not kept, and ``NoSuchJob`` when the broker
+        does not know the id. When the time is up, raises ``ResultTimeout``, or ``BrokerUnavailable`` or ``CallTimeout``
+        if no broker answered. If another call replaced the job, returns the result of that call.
         """
         limit_s = timeout_s("timeout", timeout)
         begun = time.monotonic()
@@ -140,7 +141,7 @@ class Job(Generic[R_co]):
         return end
 
     async def aresult(self, timeout: Seconds | None = None) -> R_co:
-        """Like ``result``, but awaitable. Cancelling it does not cancel the job."""
+        """Like ``result``, but awaitable. Cancelling the await does not cancel the job."""
         limit_s = timeout_s("timeout", timeout)
         begun = time.monotonic()
         end = await self._await_end(limit_s)
@@ -168,10 +169,10 @@ class Job(Generic[R_co]):
         return self.aresult().__await__()
 
     def done(self) -> bool:
-        """Ask the broker whether the job has ended, however it did.
+        """Ask the broker whether the job has ended, in whatever way.
 
-        Raises ``NoSuchJob`` when the broker knows nothing of this id, and ``BrokerUnavailable`` or ``CallTimeout``
-        after ``app.call_timeout``.
+        Raises ``NoSuchJob`` when the broker does not know the id, and ``BrokerUnavailable`` or ``CallTimeout`` after
+        ``app.call_timeout``.
         """
         if self._end is not None and self._end[0] != _REPLACED:
             return True
@@ -192,11 +193,11 @@ class Job(Generic[R_co]):
             return self._is_over(error)
 
     def wait(self, timeout: Seconds | None = None, *, progress: bool = False) -> JobState:
-        """Wait for the job's end, and return how it has ended; raises nothing of what its task has raised.
+        """Wait for the job's end and return its final state. Does not raise the task's error.
 
-        ``timeout`` as for ``result``. ``progress=True`` draws a bar on stderr meanwhile if that is a terminal, and
-        prints a line now and then if not: see ``CurrentJob.progress``. Raises ``ResultTimeout`` when the time is up.
-        The state is ``ENDED`` when the result is not kept.
+        ``timeout`` is as for ``result``. ``progress=True`` shows the job's progress on stderr while waiting: as a bar
+        on a terminal, otherwise as a line every ten seconds. See ``CurrentJob.progress``. Raises ``ResultTimeout`` when
+        the time is up. The state is ``ENDED`` when the result is not kept.
         """
         limit_s = timeout_s("timeout", timeout)
         if progress and self._end is None:
@@ -236,10 +237,10 @@ class Job(Generic[R_co]):
         return _end_state(end[0])
 
     def progress(self) -> Progress | None:
-        """Return how far the job has come, as its code has told last: see ``CurrentJob.progress``.
+        """Return the latest progress that the job's code has reported: see ``CurrentJob.progress``.
 
-        None: it has told nothing in this attempt, or it waits; or it has ended, of which the broker remembers the last
-        1,000 jobs that have told anything. Raises ``NotOffered`` when the broker keeps no progress, and
+        Returns None if it has reported none in this attempt, or is not running. For ended jobs, the broker keeps the
+        progress of the last 1,000 that reported any. Raises ``NotOffered`` when the broker keeps no progress, and
         ``BrokerUnavailable`` or ``CallTimeout`` after ``app.call_timeout``.
         """
         from penstock._jobs.progress import decode
@@ -251,10 +252,10 @@ class Job(Generic[R_co]):
         return await in_thread(self.progress)
 
     def progress_updates(self, timeout: Seconds | None = None) -> ProgressUpdates:
-        """Iterate over the job's progress, each time that it is another one, up to the job's end.
+        """Iterate over changes of the job's progress until its end.
 
-        With ``for`` or ``async for``. Asks ten times a second, so what is told in between is passed over; the last is
-        not. ``timeout`` is for all of it: ``ResultTimeout`` is raised when the time is up.
+        Iterate with ``for`` or ``async for``. It asks ten times a second, so reports in between are skipped, but never
+        the last one. ``timeout``: seconds or a timedelta for the whole iteration, which then raises ``ResultTimeout``.
         """
         from penstock._jobs.progress import ProgressUpdates
 
@@ -263,8 +264,8 @@ class Job(Generic[R_co]):
     def info(self) -> JobInfo:
         """Ask the broker for all details of the job.
 
-        Raises ``BrokerUnavailable`` or ``CallTimeout`` after ``app.call_timeout``. Task and queue are known as long as
-        the job's result is kept.
+        Task and queue are known for as long as the job's result is kept. Raises ``BrokerUnavailable`` or
+        ``CallTimeout`` after ``app.call_timeout``.
         """
         connection, limit_s = self._app._connected(), self._app.call_timeout
         try:
@@ -273,7 +274,7 @@ class Job(Generic[R_co]):
                 return self._info_of_end(*end)
             held = connection.message_info(self._id, limit_s)
             if held is None and is_pending:
-                # The job has ended between the two queries.
+                # The job ended between the two queries.
                 end, _ = self._peek(connection)
             return self._info_of_message(held, end)
         except PenstockError as error:
@@ -294,15 +295,18 @@ class Job(Generic[R_co]):
             raise self._named(error) from None
 
     def cancel(self, reason: str = "", *, running: Literal["ask", "kill", "leave"] = "ask") -> JobState:
-        """End the job, and return the state that it was found in; a job that has ended stays as it is.
+        """Cancel the job, and return its resulting state. A job that has ended does not change.
 
-        One that waits ends at once. One that runs is asked to stop, and the state is ``CANCELLING``. ``JobInterrupt``
-        is raised in it, and it ends when it lets that pass, or when its process is killed because it did not, after the
-        worker's ``--kill-grace``. It never starts again. If it succeeds before it stops, its result stays.
-        ``running="kill"`` kills the process at once. ``running="leave"`` leaves a running job, and returns ``RUNNING``.
-        Any client that waits for the result gets ``JobCancelled`` with the ``reason``, of at most 200 bytes.
-        Of a job that a group has replaced, the jobs of the group are cancelled, and it fails with a ``GroupError``.
-        Raises ``NoSuchJob`` when the broker knows nothing of this id, ``NotOffered`` when the broker can't stop running
+        A waiting job ends at once and never starts. A running job is asked to stop, and the state is ``CANCELLING``:
+        ``JobInterrupt`` is raised in it. It ends when that propagates out of the task; if it does not, the worker kills
+        the job's process after ``--kill-grace``. If the job succeeds before it stops, its result stays.
+        ``running="kill"`` kills the process at once. ``running="leave"`` does not touch a running job, and returns
+        ``RUNNING``.
+
+        Clients that wait for the result get ``JobCancelled`` with the ``reason``, which has at most 200 bytes. If a
+        group has replaced the job, the jobs of the group are cancelled, and the job fails with a ``GroupError``.
+
+        Raises ``NoSuchJob`` when the broker does not know the id, ``NotOffered`` when the broker cannot stop running
         jobs, and ``BrokerUnavailable`` or ``CallTimeout`` after ``app.call_timeout``.
         """
         check_cancel(reason, running)
@@ -336,11 +340,11 @@ class Job(Generic[R_co]):
         return _unpickled, (self._app.name, self._app.url, self._id, self._accepted)
 
     def _heir(self, end: Ended | tuple[int, bytes]) -> Job[R_co]:
-        """Return the job that took its place."""
+        """Return the job that replaced this one."""
         return Job(self._app, end[1], True)
 
     def _peek(self, connection: Connection) -> tuple[Ended | None, bool]:
-        """Return how the job has ended, if it has and that is kept, and whether its end is still to come."""
+        """Return the end of the job, if it has ended and that is kept, and whether its end is still to come."""
         try:
             end = connection.peek(self._id, self._app.call_timeout)
         except ResultExpired:
@@ -355,18 +359,18 @@ class Job(Generic[R_co]):
         return end, end is None
 
     def _named(self, error: PenstockError) -> PenstockError:
-        """Return the error with a text that begins with the job that it is about."""
+        """Return the error with the job's id in front of its message."""
         if isinstance(error, ResultExpired):
             return self._expired()
         if isinstance(error, WaitCycle | TooManyWaiting):
-            # Its text begins with the job that waits.
+            # The message names the waiting job already.
             return error
         text, *more = error.args
         error.args = (f"job {self.id}: {text}", *more)
         return error
 
     def _late(self, connection: Connection) -> ResultTimeout:
-        """Describe where the job is instead of having ended."""
+        """Make the error for a job that has not ended in time, with the job's whereabouts."""
         try:
             where = connection.whereabouts(self._id, self._broker(), self._app.call_timeout)
         except PenstockError as error:
@@ -391,7 +395,7 @@ class Job(Generic[R_co]):
         )
 
     def _broker(self) -> str:
-        """Name the broker for people: a directory in full, where this process is connected to it."""
+        """Name the broker for messages, with its full directory where this process is connected to it."""
         connection = self._app._connection
         return self._app.url if connection is None else connection.broker
 
@@ -412,7 +416,7 @@ class Job(Generic[R_co]):
         status, body = end[:2]
         state = _end_state(status)
         if status in (_BLOCKED, _GATHERED):
-            # Not imported above: programs without workflows never come here.
+            # Imported here because programs without workflows do not need it.
             from penstock._flows.results import finish, outcome
 
             return cast(R_co, finish(self._app, outcome(self._app, self._id, status, body), self._app.call_timeout))
@@ -430,7 +434,7 @@ class Job(Generic[R_co]):
         raise JobCancelled(f"job {self.id}: {reason or 'it was cancelled'}")
 
     async def _aoutcome(self, end: Ended | tuple[int, bytes] | None) -> R_co:
-        """Like ``_outcome``, which asks the broker for the jobs of a group."""
+        """Like ``_outcome``, but awaitable: a group asks the broker for its jobs."""
         if end is None or end[0] not in (_BLOCKED, _GATHERED):
             return self._outcome(end)
         from penstock._flows.results import afinish, outcome
@@ -504,15 +508,14 @@ class Job(Generic[R_co]):
         return JobInfo(id=self.id, state=state, enqueued_at=_time_of_id(self._id), error=reason)
 
     def _info_of_message(self, held: dict[str, Any] | None, end: Ended | None) -> JobInfo:
-        """Build the info of a job that the broker holds, with its end if that is known."""
+        """Build the details of a job that the broker holds, with its end if that is known."""
         nothing = JobState.ENDED if self._accepted else JobState.UNKNOWN
         known = JobInfo(id=self.id, state=nothing) if end is None else self._info_of_end(*end)
         if held is None:
             return known
         errors = _errors(held["notes"])
         state = _HELD_STATES[held["state"]] if end is None else known.state
-        # The attempts that have failed, for a job that waits; one more for a job that runs or has raised for the
-        # last time.
+        # The number of failed attempts for a waiting job; one more for a job that runs or has failed for good.
         crashed = bool(errors) and errors[-1].type_name == _CRASHED
         begun = state in (JobState.RUNNING, JobState.CANCELLING) or (state is JobState.FAILED and not crashed)
         failed_at = _time(held["failed_at_ms"])
@@ -539,7 +542,7 @@ answer_habits(Job)
 
 
 class _Existing(Job[R_co]):
-    """A job that a call was answered with, and did not make."""
+    """Job that existed before the call that returned it."""
 
     __slots__ = ()
 
@@ -549,7 +552,7 @@ class _Existing(Job[R_co]):
 
 
 def job_of(app: App, given: bytes | tuple[bytes]) -> Job[Any]:
-    """Return the job of a call: of its own id, or the one that existed already and has the key of the call."""
+    """Return the job of a call: a new one, or the existing one that holds the call's key."""
     return Job(app, given, True) if isinstance(given, bytes) else _Existing(app, given[0], True)
 
 
@@ -566,7 +569,7 @@ async def in_thread(function: Callable[..., T], *args: object) -> T:
 register_job(Job, lambda job: job._id)
 register_job(_Existing, lambda job: job._id)
 
-# By the name and the URL that they had when they were made: for jobs that are unpickled.
+# Apps by their original name and URL, for unpickling jobs.
 _apps: weakref.WeakValueDictionary[tuple[str, str], App] = weakref.WeakValueDictionary()
 
 
@@ -575,7 +578,7 @@ def remember_app(app: App) -> None:
 
 
 def app_of(name: str, url: str) -> App:
-    """Return the app of this name and broker that this process has, else a new one: for what is unpickled."""
+    """Return this process's app of this name and broker, or else a new one, for unpickling."""
     app = _apps.get((name, url))
     if app is None:
         from penstock._tasks.app import App
@@ -601,7 +604,7 @@ _LONGEST_REASON = 200
 
 
 def _tells_all(end: Ended) -> bool:
-    """Whether a job's end has all its details; the broker knows more of a failed job."""
+    """Whether a job's end includes all of its details. For a failed job, the broker knows more."""
     return _end_state(end[0]) not in (JobState.FAILED, JobState.CRASHED, JobState.BLOCKED)
 
 

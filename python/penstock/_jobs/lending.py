@@ -1,7 +1,7 @@
-"""What a job does with its slot while it waits for other jobs: it lends it.
+"""Lends the slot of a job that waits for other jobs.
 
-A wait that is over within a moment costs nothing. The slot of one that takes longer is lent to another job. When the
-wait is over, the job gets a slot before any job that has not begun. Nothing else runs in the thread that waits.
+A short wait costs nothing. During a longer one, the slot is lent to another job. After it, the job gets a slot before
+any job that has not begun. No other job runs in the waiting thread.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from penstock._jobs.current import running
 from penstock.errors import SoftTimeout
 
 if TYPE_CHECKING:
-    # Imported where it is needed: programs without an event loop need not load it.
+    # Imported on use, since programs without an event loop need not load it.
     import asyncio
     from collections.abc import Callable
 
     from penstock._core import Loan
 
-# As in crates/penstock-python/src/loan.rs.
+# The same value as in crates/penstock-python/src/loan.rs.
 SHORT_S = 0.001
 
-# In a worker's child with an event loop: takes packets for slots that are lent.
+# Set in a worker's child with an event loop: takes packets for slots that are lent.
 on_lend: Callable[[], None] | None = None
 
-# Jobs on an event loop whose waits are over, and that wait for their turns.
+# Jobs on an event loop that have finished waiting for other jobs, and now wait for their turns.
 _turns: dict[Loan, asyncio.Future[None]] = {}
 
 
 def loan() -> Loan | None:
-    """Return a loan of the slot that runs this code's job; None outside of a worker's jobs."""
+    """Return a loan of the slot that runs the current job; None outside of a worker's jobs."""
     current = running.get()
     if current is None or interrupts.slot_of is None:
         return None
@@ -40,12 +40,12 @@ def loan() -> Loan | None:
 
 
 def _is_interrupt(error: BaseException | None) -> bool:
-    """Whether a wait was broken off, as a rule by an order to its job, which then is not to wait for a slot."""
+    """Whether a wait was interrupted, usually by an order to its job, which then must not wait for a slot."""
     return error is not None and (not isinstance(error, Exception) or isinstance(error, SoftTimeout))
 
 
 class lending:
-    """Lend the slot of the running job for the wait in a block: ``with lending() as loan``, a loan or None."""
+    """Lends the slot of the running job during the wait in a block: ``with lending() as loan`` (a loan or None)."""
 
     __slots__ = ("_loan",)
 
@@ -65,7 +65,7 @@ class lending:
 
 
 class alending:
-    """Like ``lending``, for a wait on an event loop. The wait is told of by itself when it takes long."""
+    """Like ``lending``, for a wait on an event loop. A long wait is reported automatically."""
 
     __slots__ = ("_loan", "_timer")
 
@@ -90,7 +90,7 @@ class alending:
             import asyncio
 
             turn = _turns[loan] = asyncio.get_running_loop().create_future()
-            # It may have come before this line.
+            # The turn may have come before this line.
             hear_turns()
             try:
                 await turn
@@ -103,17 +103,17 @@ class alending:
 
 def _begin(loan: Loan) -> None:
     loan.begin()
-    # Another part of its job's code may wait for its turn: it goes on.
+    # Another coroutine of the same job may be waiting for its turn: let it continue.
     hear_turns()
     if on_lend is not None:
         on_lend()
 
 
 def hear_turns() -> None:
-    """Let jobs go on whose turn it is. To be called after each signal, in any thread."""
+    """Resume the jobs whose turn has come. Called after each signal, in any thread."""
     for loan, turn in list(_turns.items()):
         if not turn.done() and loan.has_turn:
-            # The loop may be a job's own.
+            # The loop may belong to a job.
             turn.get_loop().call_soon_threadsafe(_go_on, turn)
 
 

@@ -1,4 +1,4 @@
-"""Listing of a failed job: the error's type, its first line, and a fingerprint, to list, filter and group by."""
+"""Listing of a failed job: the error's type, first line and fingerprint, for lists, filters and groups."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from penstock._values.remote_errors import message_of, sound
 from penstock._values.shapes import module_name
 
 Listing: TypeAlias = tuple[str, str, int, bytes]
-"""(class, message, fingerprint, preview of the arguments), as the broker keeps it."""
+"""(class, message, fingerprint, preview of the arguments), in the broker's form."""
 
 # The broker's limit for each text.
 _LONGEST_TEXT_BYTES = 200
 
 _PACKAGES = {"site-packages", "dist-packages"}
-# Python 3.12 has no frames of their own for these.
+# Since Python 3.12 these have no frames of their own.
 _COMPREHENSION = re.compile(r"\.<locals>\.<(list|dict|set)comp>")
 
 
 def listing_of(error: BaseException, preview: bytes = b"", masking: Masking = NOTHING_SECRET) -> Listing:
-    """Return the listing of an error, by which people find it among others, with a preview of the arguments."""
+    """Return the listing of an error, with a preview of the arguments."""
     type_name = type_name_of(type(error))
     lines = (line.strip() for line in masking.text(message_of(error)).splitlines())
     first = next((line for line in lines if line), "")
@@ -38,15 +38,15 @@ def listing_of(error: BaseException, preview: bytes = b"", masking: Masking = NO
 
 
 def type_name_of(kind: type[BaseException]) -> str:
-    """Name a type as people know it: in full, except for the built-in ones."""
+    """Return the full name of a type, or just the name of a built-in one."""
     module = module_name(kind.__module__)
     return sound(kind.__qualname__ if module == "builtins" else f"{module}.{kind.__qualname__}")
 
 
 def _fingerprint(type_name: str, error: BaseException) -> int:
-    """Hash the error's type and where in the user's own code it was raised or passed through last.
+    """Hash the error's type and the last place in the user's own code that raised or passed it.
 
-    Neither line numbers nor the message count: both change when nothing else does.
+    Line numbers and the message are left out, since both change when nothing else does.
     """
     module = function = ""
     for frame in _frames(error):
@@ -67,7 +67,7 @@ def _frames(error: BaseException) -> Iterator[FrameType]:
 
 @functools.lru_cache(maxsize=4096)
 def _is_users_own(filename: str) -> bool:
-    """Whether a file is the user's own code, and not Python's, installed, or ours."""
+    """Whether a file is the user's own code: not Python's, not an installed package, not Penstock's."""
     if filename.startswith("<frozen "):
         return False
     path = Path(filename)
@@ -77,7 +77,7 @@ def _is_users_own(filename: str) -> bool:
 @functools.cache
 def _not_users_own() -> tuple[Path, ...]:
     python = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-    # `os` is imported from where Python's own modules are, whatever links lead there.
+    # The file of `os` shows where Python's own modules are, whatever links lead there.
     places = (*python, os.path.dirname(os.__file__), site.getusersitepackages(), os.path.dirname(penstock.__file__))
     return tuple(Path(place) for place in places if place)
 

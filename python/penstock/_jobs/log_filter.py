@@ -1,4 +1,4 @@
-"""The job that a line of a log belongs to."""
+"""Log filter that adds the running job to log records."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from penstock._public import public
 
 @public
 class JobLogFilter(logging.Filter):
-    """Adds ``job_id`` and ``task`` to each record, of the job that logs it; empty texts outside of one.
+    """Adds ``job_id`` and ``task`` of the job that logs to each record; empty strings outside of a job.
 
-    Add it to a handler, not to a logger, whose filters see nothing of the loggers below it:
-    ``handler.addFilter(JobLogFilter())``, and ``"%(task)s %(job_id)s %(message)s"`` as its format.
+    Add it to a handler, because filters of a logger do not see records of its child loggers:
+    ``handler.addFilter(JobLogFilter())``, with ``"%(task)s %(job_id)s %(message)s"`` as the format.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:

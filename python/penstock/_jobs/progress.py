@@ -1,4 +1,4 @@
-"""How far jobs have come: as their code tells it, and as those see it who wait for them."""
+"""Progress of jobs, as their code reports it and as waiting callers see it."""
 
 # No `from __future__ import annotations`: see `_public.py`.
 import json
@@ -18,27 +18,27 @@ from penstock.errors import BrokerUnavailable, CallTimeout, ResultExpired, Resul
 if TYPE_CHECKING:
     from penstock._jobs.job import Job
 
-# How often one who waits asks. Workers pass on no more.
+# Interval at which a waiting caller asks. Workers do not pass on progress more often.
 EVERY_S = 0.1
-# How often a line is printed where there is no terminal.
+# Interval between lines where there is no terminal.
 _LINE_EVERY_S = 10.0
-# Longest bar.
+# Longest bar in characters.
 _BAR = 30
 
 
 @public
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a job has come, as its code tells it: see ``CurrentJob.progress``."""
+    """Progress of a job, as its code reports it: see ``CurrentJob.progress``."""
 
     done: float
     total: float | None
-    """None: the job has not said."""
+    """Total amount of work; None if the job has not reported it."""
     message: str
 
     @property
     def fraction(self) -> float | None:
-        """Part that is done, from 0 to 1; None without a total."""
+        """Completed part, from 0 to 1; None without a total."""
         if self.total is None:
             return None
         return 1.0 if self.total <= 0 else min(1.0, max(0.0, self.done / self.total))
@@ -58,7 +58,7 @@ def decode(body: bytes | None) -> Progress | None:
 
 @public
 class ProgressUpdates:
-    """The progress of a job as it changes, up to its end: see ``Job.progress_updates``.
+    """Changes of a job's progress until its end: see ``Job.progress_updates``.
 
     Iterate with ``for`` or ``async for``.
     """
@@ -92,7 +92,7 @@ class _Until:
 
 
 def changes(job: "Job[Any]", limit_s: float | None) -> Iterator[Progress | None]:
-    """Return what a job tells, and None each time that it has told nothing new, up to its end."""
+    """Yield what a job reports until its end, and None each time that there is nothing new."""
     until, before = _Until(limit_s), None
     connection = job._app._connected()
     has_ended = False
@@ -100,7 +100,7 @@ def changes(job: "Job[Any]", limit_s: float | None) -> Iterator[Progress | None]
         try:
             latest = decode(connection.progress(job._id, job._app.call_timeout))
         except (BrokerUnavailable, CallTimeout):
-            # As `result()`, this waits for a broker that is out of reach.
+            # Like `result()`, this waits for an unreachable broker.
             latest = None
         if latest == before:
             latest = None
@@ -147,7 +147,7 @@ async def achanges(job: "Job[Any]", limit_s: float | None) -> AsyncIterator[Prog
 
 
 class Drawing:
-    """Draws how far something has come: as a bar in a terminal, elsewhere as a line now and then. On stderr."""
+    """Draws progress on stderr: a bar on a terminal, elsewhere a line now and then."""
 
     def __init__(self, what: str, stream: TextIO | None = None) -> None:
         self._what = what
@@ -158,7 +158,7 @@ class Drawing:
         self._printed: tuple[float, Progress | None] = (self._begun, None)
 
     def show(self, latest: Progress | None) -> None:
-        """Show the progress; None: nothing is new."""
+        """Show the progress; None means nothing new."""
         self._latest = latest or self._latest
         if self._is_terminal:
             self._write(f"\r{self._fitting(self._bar())}\x1b[K")
@@ -169,12 +169,12 @@ class Drawing:
             self._write(f"{self._what}: {_printable(str(self._latest))}\n")
 
     def end(self, state: str) -> None:
-        """Say how it has ended, in a line of its own."""
+        """Print the final state on its own line."""
         line = f"{self._what}: {state} after {self._elapsed()}"
         self._write(f"\r{line}\x1b[K\n" if self._is_terminal else f"{line}\n")
 
     def drop(self) -> None:
-        """Leave what is drawn where it is."""
+        """Leave the drawing where it is."""
         if self._is_terminal:
             self._write("\n")
 
@@ -205,7 +205,7 @@ class Drawing:
 
 
 def wait_drawing(job: "Job[Any]", limit_s: float | None) -> None:
-    """Wait for the end of a job, and draw its progress meanwhile."""
+    """Wait for the end of a job while drawing its progress."""
     drawing = Drawing(f"job {format_id(job._id)}")
     try:
         for latest in changes(job, limit_s):
@@ -229,5 +229,5 @@ async def await_drawing(job: "Job[Any]", limit_s: float | None) -> None:
 
 
 def _printable(text: str) -> str:
-    """Return the text with other characters in the place of those that a terminal would obey."""
+    """Return the text with a space in place of each control character."""
     return "".join(letter if letter.isprintable() else " " for letter in text)

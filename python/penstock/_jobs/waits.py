@@ -1,4 +1,4 @@
-"""Waiting for many jobs at once, by one query to their broker."""
+"""Waits for many jobs at once, with one query to their broker."""
 
 # No `from __future__ import annotations`: see `_public.py`.
 import time
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-# Members of a large group that are waited for at a time.
+# Number of members of a large group to wait for at a time.
 BLOCK = 10_000
 
 
 @public
 class Waited(NamedTuple, Generic[R]):
-    """Result of ``wait``: the jobs that have ended and the others, both in the order in which they were given."""
+    """Result of ``wait``: the jobs that have ended, and the others, both in the given order."""
 
     done: list[Job[R]]
     pending: list[Job[R]]
@@ -39,10 +39,11 @@ def results(
 def results(jobs: Iterable[Job[Any]], timeout: Seconds | None = None, *, return_errors: bool = False) -> list[Any]:
     """Wait until all of these jobs have ended, and return their results in the same order.
 
-    ``timeout``: seconds or a timedelta; 0 only asks. By default it waits as long as it takes.
-    Raises what ``result()`` of the first job that did not succeed raises, or returns that in its place with
-    ``return_errors``; ``ResultTimeout`` when the time is up, with the number of jobs that have not ended.
-    The jobs may belong to several apps, but to one broker only.
+    ``timeout``: seconds or a timedelta; with 0 it asks once without waiting. By default it waits forever.
+
+    Raises the error that ``result()`` of the first unsuccessful job would raise. With ``return_errors``, each error is
+    returned in place of its result instead. Raises ``ResultTimeout``, with the number of unfinished jobs, when the time
+    is up. The jobs may belong to several apps, but only to one broker.
     """
     warn_of_blocking("penstock.results()", "penstock.aresults()")
     given, limit_s = _listed(jobs), timeout_s("timeout", timeout)
@@ -52,7 +53,7 @@ def results(jobs: Iterable[Job[Any]], timeout: Seconds | None = None, *, return_
         try:
             ends = _connection_of(given).wait_all([job._id for job in given], limit_s)
         except ResultTimeout:
-            pass  # which of them have ended is asked below
+            pass  # the code below asks which of them have ended
         else:
             return _outcomes(given, ends, return_errors)
     pending = wait(given, 0).pending
@@ -72,7 +73,7 @@ async def aresults(
 async def aresults(
     jobs: Iterable[Job[Any]], timeout: Seconds | None = None, *, return_errors: bool = False
 ) -> list[Any]:
-    """Like ``results``, but awaitable. Cancelling it does not cancel the jobs."""
+    """Like ``results``, but awaitable. Cancelling the await does not cancel the jobs."""
     given, limit_s = _listed(jobs), timeout_s("timeout", timeout)
     if not given:
         return []
@@ -92,11 +93,11 @@ async def aresults(
 def wait(
     jobs: Iterable[Job[R]], timeout: Seconds | None = None, *, return_when: Literal["all", "first"] = "all"
 ) -> Waited[R]:
-    """Wait until all of these jobs have ended, or the first of them, or until the time is up.
+    """Wait until all of these jobs, or the first of them, have ended, or until the time is up.
 
-    ``timeout``: seconds or a timedelta; 0 only asks. Returns ``(done, pending)``. A job that failed is done: its
-    ``result()``, which no longer asks the broker, raises its error. Raises ``BrokerUnavailable`` or ``CallTimeout``
-    when the time is up and no broker has answered.
+    ``timeout``: seconds or a timedelta; with 0 it asks once without waiting. Returns ``(done, pending)``. A failed job
+    counts as done: its ``result()`` raises its error. ``result()`` of a done job does not ask the broker. Raises
+    ``BrokerUnavailable`` or ``CallTimeout`` when the time is up and no broker has answered.
     """
     warn_of_blocking("penstock.wait()", "penstock.async_wait()")
     given, limit_s = _given(jobs, return_when), timeout_s("timeout", timeout)
@@ -117,7 +118,7 @@ def wait(
 async def async_wait(
     jobs: Iterable[Job[R]], timeout: Seconds | None = None, *, return_when: Literal["all", "first"] = "all"
 ) -> Waited[R]:
-    """Like ``wait``, but awaitable. Cancelling it does not cancel the jobs."""
+    """Like ``wait``, but awaitable. Cancelling the await does not cancel the jobs."""
     given, limit_s = _given(jobs, return_when), timeout_s("timeout", timeout)
     ended: set[int] = set()
     if given:
@@ -138,7 +139,7 @@ async def async_wait(
 
 @public
 class AsCompleted(Generic[R]):
-    """The jobs of ``as_completed``, one at a time: for ``for`` and for ``async for``."""
+    """Iterator of ``as_completed`` for ``for`` and ``async for``."""
 
     def __init__(self, jobs: Iterable[Job[R]], timeout: Seconds | None) -> None:
         self._jobs = _listed(jobs)
@@ -178,7 +179,7 @@ class AsCompleted(Generic[R]):
 
 
 class InBlocks(AsCompleted[R]):
-    """The jobs of a large group: those of each 10,000 neighbours as they end, so that no more are in memory."""
+    """Iterator over the jobs of a large group, in blocks of 10,000 so that no more are in memory."""
 
     def __init__(self, jobs: Sequence[Job[R]], timeout: Seconds | None) -> None:
         super().__init__((), timeout)
@@ -202,10 +203,10 @@ class InBlocks(AsCompleted[R]):
 
 
 def as_completed(jobs: Iterable[Job[R]], timeout: Seconds | None = None) -> AsCompleted[R]:
-    """Iterate over these jobs in the order in which they end, with ``for`` or with ``async for``.
+    """Iterate over these jobs in the order in which they end, with ``for`` or ``async for``.
 
-    ``timeout``: seconds or a timedelta for all of it, from the start of the loop; 0 only asks. The result of a job that
-    it yields is there already: ``result()`` does not ask the broker. Raises ``ResultTimeout`` when the time is up.
+    ``timeout``: seconds or a timedelta for the whole iteration, from the start of the loop; with 0 it asks once without
+    waiting. ``result()`` of a yielded job does not ask the broker. Raises ``ResultTimeout`` when the time is up.
     """
     return AsCompleted(jobs, timeout)
 
@@ -232,7 +233,7 @@ def only_asks(limit_s: float | None) -> bool:
 def _each(
     jobs: list[Job[Any]], limit_s: float | None, *, any_of: bool = False
 ) -> Iterator[tuple[int, tuple[int, bytes] | None]]:
-    # First, since it checks what the jobs are.
+    # First, since this checks the types of the jobs.
     connection = _connection_of(jobs)
     return connection.each([job._id for job in jobs], limit_s, jobs[0]._app.call_timeout, any_of=any_of)
 
@@ -240,7 +241,7 @@ def _each(
 def _aeach(
     jobs: list[Job[Any]], limit_s: float | None, *, any_of: bool = False
 ) -> AsyncGenerator[tuple[int, tuple[int, bytes] | None], None]:
-    # First, since it checks what the jobs are.
+    # First, since this checks the types of the jobs.
     connection = _connection_of(jobs)
     return connection.aeach([job._id for job in jobs], limit_s, jobs[0]._app.call_timeout, any_of=any_of)
 
@@ -262,7 +263,7 @@ def _connection_of(jobs: list[Job[R]]) -> "Connection":
 
 
 def _keep(job: Job[R], end: tuple[int, bytes]) -> Job[R]:
-    """Store the job's end in it, so that the broker is not asked again."""
+    """Store the end of a job in its handle, so that the broker is not asked again."""
     if end != _GONE:
         job._known = end
     return job

@@ -1,4 +1,4 @@
-"""Description of where an unfinished job is, for the error of a caller that waited for it."""
+"""Describes where an unfinished job is, for the error of a caller that waited for it."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
     from penstock._connection import Connection
 
-# The caller has waited long enough. Each of two queries may take at most this long.
+# Time limit of each of two queries, short because the caller has waited long enough.
 _ASKED_FOR_S = 1.0
-# Jobs of several that are looked at.
+# Number of jobs to look at.
 _LOOKED_AT = 16
 # States of a job that depends on no other.
 _ON_THEIR_WAY = ("ready", "delayed", "running", "cancelling", "parked")
 
 
 def whereabouts(connection: Connection, job_id: bytes, url: str, call_timeout_s: float) -> str:
-    """Ask the broker, and describe the answer. Raises ``PenstockError`` when it does not answer soon."""
+    """Ask the broker where a job is, and describe it. Raises ``PenstockError`` when it does not answer soon."""
     timeout_s = min(_ASKED_FOR_S, call_timeout_s)
     held: dict[str, Any] | None = connection.message_info(job_id, timeout_s)
     if held is None:
@@ -35,9 +35,9 @@ def whereabouts(connection: Connection, job_id: bytes, url: str, call_timeout_s:
 def whereabouts_of_one(
     connection: Connection, job_ids: Sequence[bytes], url: str, call_timeout_s: float, *, only_stuck: bool = False
 ) -> str:
-    """Describe one of these jobs that may run: one that nothing is going to run, if there is any, or else any.
+    """Describe one of these jobs: preferably one that nothing will run, otherwise any that waits in a queue or runs.
 
-    Empty when none of those that were looked at waits in a queue or runs, or when the broker does not answer soon.
+    Empty when there is no such job among the first ones, or when the broker does not answer soon.
     """
     until = time.monotonic() + min(_ASKED_FOR_S, call_timeout_s)
     found = ""
@@ -91,7 +91,7 @@ def _in_words(held: dict[str, Any], consumers: int, url: str) -> str:
 
 
 def _has_crashed(held: dict[str, Any]) -> bool:
-    """Whether the last of its attempts ended in a crash: then its note is text, and no record of an error."""
+    """Whether the job's latest attempt crashed. Its note is then plain text instead of an error record."""
     from penstock._values.envelope import read_note
 
     notes = held["notes"]
