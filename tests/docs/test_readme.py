@@ -1,9 +1,11 @@
-"""The README's quickstart, word for word: its file, its two commands, and what they print."""
+"""The README's quickstart, word for word: its file, its two commands, what they print, and the picture of that."""
 
 from __future__ import annotations
 
 import re
+from xml.etree import ElementTree
 
+import terminal
 from blocks import ROOT, blocks
 
 README = ROOT / "README.md"
@@ -19,3 +21,11 @@ def test_the_quickstart(project):
     assert run.returncode == 0, run.output
     assert run.output == shown
     assert worker.returncode is None, worker.output
+
+
+def test_the_picture_shows_what_the_commands_print(project):
+    picture = terminal.PICTURE.read_text()
+    ElementTree.fromstring(picture)
+    assert terminal.masked(terminal.quickstart(project)) == terminal.masked(picture), (
+        "if the output has changed on purpose, run tests/docs/terminal.py"
+    )
