@@ -1,1 +1,1 @@
-"""Steps of workflows, their way to the broker, and handles of those that were sent."""
+"""Workflows: steps, their encoding for the broker, and handles of sent workflows."""

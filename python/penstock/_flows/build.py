@@ -1,9 +1,10 @@
-"""From steps to the jobs and joins of one transaction.
+"""Turns steps into the jobs and joins of one transaction.
 
-    steps (immutable, composed)  →  Plan: checked, encoded, empty groups gone  →  _core.Graph: jobs, joins, ids
+    steps (immutable, composed)  →  Plan: checked, encoded, no empty groups  →  _core.Graph: jobs, joins, ids
 
-A *join* waits for its members and then releases the jobs that it holds. A chain has one between each two of its steps,
-and a group is one. The graph is made from the end of a workflow to its beginning, as each job names the join after it.
+A *join* waits for its members and then releases the jobs that it holds. A chain has a join between each pair of steps,
+and a group is a join. The graph is built from the end of a workflow to its beginning, since each job names the join
+after it.
 """
 
 from __future__ import annotations
@@ -42,21 +43,21 @@ if TYPE_CHECKING:
     from penstock._tasks.app import App
     from penstock._tasks.middleware import Call
 
-# How the broker hands the values of a join to a job.
+# Forms in which the broker passes the values of a join to a job.
 _ONE, _LIST = range(2)
 
-# The names of a graph's steps are kept for so much longer than its result, as that comes later.
+# Time for which the names of a graph's steps are kept beyond the lifetime of its result, which starts later.
 _NAMES_KEPT_MS = 30 * 24 * 60 * 60 * 1000
 
-# Groups within groups; those who read their values go no deeper.
+# Maximum nesting of groups. Readers of their values go no deeper.
 _DEEPEST = 128
 
-# Bytes of a part of a large group, and what a job takes of them next to its body.
+# Bytes of a part of a large group, and the overhead of a job in addition to its body.
 _PART_BYTES = 1 << 20
 _JOB_BYTES = 192
 
 _NO_ARGUMENTS: tuple[Any, ...] = ()
-# In place of the value of an empty group.
+# Value of an empty group.
 _EMPTY_LIST: tuple[Any, ...] = ([],)
 
 
@@ -74,24 +75,24 @@ class _Group:
     nodes: list[_Node]
     max_failures: int
     is_growing: bool = False
-    """Whether there are others, which are sent later."""
+    """Whether more members follow in later parts."""
 
 
 @dataclass(slots=True)
 class _Growing:
-    """The group of a workflow that is too large for one transaction."""
+    """Group that is too large for one transaction."""
 
     group: Group[Any]
     members: Iterator[Partial[Any, Any]]
     wanted: bool
     depth: int
     sent: int
-    """Number of members that were planned."""
+    """Number of planned members."""
 
 
 @dataclass(slots=True)
 class _Graph:
-    """Nodes that run once those that they need have ended."""
+    """Nodes that run once the nodes that they need have ended."""
 
     nodes: list[_Node]
     names: list[str]
@@ -102,63 +103,63 @@ class _Graph:
 
 @dataclass(slots=True)
 class _Empty:
-    """A group without members, where something has its value."""
+    """Group without members whose value is needed."""
 
 
 @dataclass(slots=True)
 class _Linked:
-    """A node with callbacks, each with the outcome on which it runs."""
+    """Node with callbacks, each with the outcome on which it runs."""
 
     node: _Node
     callbacks: list[tuple[_Node, int]]
 
 
-# A job is known by its place in the plan: a group of many needs no more for each.
+# A job is an index into the plan, so that a large group needs only an integer for each member.
 _Node: TypeAlias = "int | _Sequence | _Group | _Graph | _Empty | _Linked"
 
 
 class _Fed(NamedTuple):
-    """What a step gets from before it."""
+    """Values that a step gets from previous steps."""
 
     waits: bool
-    """Whether there is anything before it."""
+    """Whether there is a previous step."""
     takes: int = 0
-    """Number of values that come from there."""
+    """Number of values from previous steps."""
     first: tuple[Any, ...] = _NO_ARGUMENTS
-    """Values that are known now: those of empty groups."""
+    """Values known in advance: those of empty groups."""
 
 
 _FIRST = _Fed(False)
 _NEXT = _Fed(True, 1)
-# After an empty group with which a chain begins.
+# After an empty group at the beginning of a chain.
 _AFTER_NOTHING = _Fed(False, 0, _EMPTY_LIST)
 
 
 class Spawned(NamedTuple):
-    """How a job sends a workflow while it runs, once for all of its runs."""
+    """Parameters for a workflow that a running job sends, once for all of its runs."""
 
     job_id: bytes
     workflow: bytes | None
     """Workflow of the job."""
     seed: bytes
-    """What the ids follow from."""
+    """Bytes from which the ids are derived."""
     key: bytes
-    """Key of the note that it was sent."""
+    """Key of the note that the workflow was sent."""
     kept_ms: int
-    """Time for which that is kept."""
+    """Time for which the note is kept."""
 
 
 class Sent(NamedTuple):
-    """A workflow that was sent. Of one that consists of a single call and its callbacks, its job."""
+    """Handles of a sent workflow. One that consists of a single call and its callbacks has a job, too."""
 
     workflow: Workflow[Any]
     job: Job[Any] | None
 
 
 class Plan:
-    """The jobs of a workflow, in the order in which they are written down, and how they depend on each other.
+    """Jobs of a workflow, in the order in which they were written, and their dependencies.
 
-    Raises ``TypeError`` where arguments do not fit and ``ValueError`` where the steps can't be one workflow.
+    Raises ``TypeError`` where arguments do not fit, and ``ValueError`` where the steps cannot form one workflow.
     """
 
     def __init__(
@@ -175,16 +176,16 @@ class Plan:
         self._spawned = spawned
         self._name = None if name is None else checked_name(name)
         self._deadline = due_ms("deadline", deadline)
-        # The group that need not be sent at once, and what is to be sent of it later.
+        # The group that need not be sent at once, and the part to send later.
         self._may_grow = None if atomic else self._first_group(step)
         self._growing: _Growing | None = None
-        # Id of the workflow and of that group's join, once it was built.
+        # Ids of the workflow and of that group's join, once it was built.
         self.id = b""
         self.join = b""
         self._app: App | None = None
         self._signatures: list[Signature[Any]] = []
         self._jobs: list[tuple[_core.Options, bytes]] = []
-        # Number of values of steps before it that each job has as its first arguments.
+        # Number of first arguments of each job that are values of previous steps.
         self._takes: list[int] = []
         self._marks: dict[int, str] = {}
         self._result_options: dict[int, _core.Options] = {}
@@ -220,7 +221,7 @@ class Plan:
         ]
 
     def arguments(self, number: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments of a job as they were written down."""
+        """Return the arguments of a job as they were written."""
         signature = self._signatures[number]
         return signature.args, dict(signature.kwargs)
 
@@ -230,18 +231,18 @@ class Plan:
 
     @property
     def is_lone(self) -> bool:
-        """Whether it is a call without callbacks, which is a job and no workflow."""
+        """Whether the plan is a call without callbacks, which is a job and not a workflow."""
         return isinstance(self._step, Signature) and not self._step._links
 
     @property
     def is_nothing(self) -> bool:
-        """Whether it is an empty group, which may have callbacks."""
+        """Whether the plan is an empty group, which may have callbacks."""
         return self._root is None
 
     def build(self, jobs: Sequence[tuple[_core.Options, bytes]], *, opens: bool = True) -> Built:
-        """Make the graph of these jobs, which are the plan's, with the headers and times that they are to have.
+        """Build the graph of the plan's jobs, given with their final headers and times.
 
-        ``opens``: whether it is a workflow of its own.
+        ``opens``: whether they form a workflow of their own.
         """
         builder = _Builder(self._takes, self._marks, jobs)
         spawned = self._spawned
@@ -254,8 +255,8 @@ class Plan:
     def build_in_place(
         self, jobs: Sequence[tuple[_core.Options, bytes]], job_id: bytes, depth: int, *, opens: bool
     ) -> Built:
-        """Like ``build``; the outcome takes the place of a job. ``depth``: how many have done so."""
-        # The place that goes by its id: the broker takes it for the one that the job has, if any.
+        """Like ``build``, for a plan whose outcome replaces a job. ``depth``: number of replacements so far."""
+        # The place that follows from the job's id. The broker takes it to mean the place that the job has, if any.
         place = job_id[:13] + bytes(3), int.from_bytes(job_id[13:], "big") - 1
         return self._build(_Builder(self._takes, self._marks, jobs, depth), place, opens)
 
@@ -276,7 +277,7 @@ class Plan:
         return built
 
     def named(self, built: Built) -> bytes | None:
-        """Return the id that the jobs name as their workflow's; None: they belong to none."""
+        """Return the workflow id of the jobs; None if they belong to no workflow."""
         if self._spawned is None:
             return built.workflow_id
         own = None if self.is_lone else built.workflow_id
@@ -286,24 +287,25 @@ class Plan:
 
     @property
     def is_growing(self) -> bool:
-        """Whether members of a large group are to be sent after this: see ``next_part``."""
+        """Whether members of a large group have to be sent later: see ``next_part``."""
         return self._growing is not None
 
     @property
     def planned_members(self) -> int:
-        """Number of members of that group that were planned so far."""
+        """Number of members of that group planned so far."""
         return 0 if self._growing is None else self._growing.sent
 
     @property
     def id_text(self) -> str:
-        """Id of the workflow, for people."""
+        """Id of the workflow as text."""
         return format_id(self.id)
 
     def next_part(self) -> Part | None:
-        """Plan the next members; None when there are none left. ``jobs`` and ``calls`` are those of this part then."""
+        """Plan the next members; None when there are none left. ``jobs`` and ``calls`` then return those of this
+        part."""
         growing = self._growing
         assert growing is not None
-        # The parts before may still be under way.
+        # Earlier parts may still be in flight.
         self._signatures, self._jobs, self._takes, self._marks = [], [], [], {}
         nodes: list[_Node] = []
         first = growing.sent
@@ -320,7 +322,7 @@ class Plan:
         return Part(self, nodes, first) if nodes else None
 
     def _first_group(self, step: Partial[Any, Any]) -> Group[Any] | None:
-        """Return the group that a workflow consists of, or begins with."""
+        """Return the group that is the whole workflow or its first step."""
         if isinstance(step, Chain):
             steps = (each for each in self._flat(step) if isinstance(each, _Literal) or not self._is_skipped(each))
             return self._may_be_large(next(steps, None))
@@ -330,7 +332,7 @@ class Plan:
         return cast("Group[Any]", step) if is_a(step, Group) else None
 
     def sent(self, built: Built | None) -> Sent:
-        """Return the handles of what was built and sent."""
+        """Return the handles of the workflow that was built and sent."""
         if self._app is None or built is None or built.id is None:
             # Callbacks of an empty group may have been sent.
             return Sent(Workflow(None, b"", (), nothing=_value_of(self._root)), None)
@@ -340,7 +342,7 @@ class Plan:
     # The steps, from the beginning to the end.
 
     def _node(self, step: Partial[Any, Any], fed: _Fed, wanted: bool, depth: int) -> _Node | None:
-        """Plan a step, and return its node; None for one that has nothing to do. ``wanted``: its value is."""
+        """Plan a step, and return its node; None if there is nothing to do. ``wanted``: whether its value is needed."""
         links = step._links
         wanted = wanted or bool(links)
         if isinstance(step, Signature):
@@ -447,7 +449,7 @@ class Plan:
         return nodes[0] if len(nodes) == 1 else _Sequence(nodes)
 
     def _flat(self, chain: Chain[Any]) -> list[Partial[Any, Any] | _Literal]:
-        """Return the steps of a chain, with those of chords and chains in it that have no callbacks of their own."""
+        """Return the steps of a chain, flattening nested chords and chains that have no callbacks of their own."""
         found: list[Partial[Any, Any] | _Literal] = []
         for place, each in enumerate(chain.steps):
             if isinstance(chain, Chord) and place == 1 and chain.header._is_empty():
@@ -462,12 +464,12 @@ class Plan:
         return step._is_empty() and not step._links
 
     def _beginning(self, chain: Chain[Any], step: Partial[Any, Any], fed: _Fed) -> _Fed:
-        """Return what the first step of a chain that is not skipped gets: ``[]`` after an empty group."""
+        """Return the input of a chain's first step that is not skipped: ``[]`` after an empty group."""
         skipped = next((each for each in self._flat(chain) if not isinstance(each, _Literal)), step)
         return _AFTER_NOTHING if skipped is not step and not fed.waits else fed
 
     def _literal(self, step: _Literal, waits: bool, wanted: bool, depth: int) -> _Node | None:
-        """Plan the body of a chord without members, which gets ``[]``."""
+        """Plan the body of a chord without members. It gets ``[]``."""
         return self._node(step.body, _Fed(waits, 0, _EMPTY_LIST), wanted, depth)
 
     def _callback(self, link: Link, depth: int) -> _Node:
@@ -479,7 +481,7 @@ class Plan:
         return node
 
     def _link_nothing(self, links: tuple[Link, ...], fed: _Fed, depth: int) -> None:
-        """Plan the callbacks of an empty group: it succeeds at once, with ``[]``."""
+        """Plan the callbacks of an empty group, which succeeds at once with ``[]``."""
         if fed.waits:
             raise ValueError("an empty group within a workflow can't have callbacks: it is skipped")
         for link in links:
@@ -496,7 +498,7 @@ class Plan:
             )
 
     def _options_with_result(self, signature: Signature[Any]) -> _core.Options:
-        """Return the options of a call whose result is read by a later step, even if its task stores none."""
+        """Return the options of a call whose result a later step reads, even if its task does not store results."""
         sender = signature._sender
         if sender._options.store_result:
             return sender._options_of_step()
@@ -508,7 +510,7 @@ class Plan:
 
 
 class Part:
-    """Members of a large group that are sent in one transaction."""
+    """Members of a large group to send in one transaction."""
 
     def __init__(self, plan: Plan, nodes: list[_Node], first: int) -> None:
         self._plan = plan
@@ -526,11 +528,11 @@ class Part:
         return len(self._jobs)
 
     def with_jobs(self, jobs: Sequence[tuple[_core.Options, bytes]]) -> None:
-        """Set the jobs, with the headers that they are to have."""
+        """Set the jobs, with their final headers."""
         self._jobs = jobs
 
     def build(self) -> Built:
-        """Make its graph: anew each time that it is sent."""
+        """Build the graph of this part, once for each time that it is sent."""
         return _Builder(self._takes, self._marks, self._jobs).build_members(self._nodes, self._plan.join, self._first)
 
 
@@ -545,43 +547,43 @@ def _takes_value(step: Partial[Any, Any] | _Literal) -> bool:
 
 
 class Built(NamedTuple):
-    """A workflow as the broker gets it."""
+    """Workflow in the form that the broker receives."""
 
     graph: _core.Graph
     id: bytes | None
-    """Id of the job or of the join whose outcome is the workflow's; None: nothing is left of its steps."""
+    """Id of the job or the join whose outcome is the workflow's; None if no steps are left."""
     job_ids: list[bytes]
-    """Ids of its jobs, in the order of the plan."""
+    """Ids of the jobs, in the order of the plan."""
     members: Sequence[bytes]
-    """Ids of the members of its group, or of the steps of its chain or its graph."""
+    """Ids of the members of the group, or of the steps of the chain or graph."""
     names: Sequence[str] | None = None
-    """Names of the steps of its graph."""
+    """Names of the steps of the graph."""
     is_new: bool = True
-    """Whether it was not sent by an earlier run of the job that sends it."""
+    """Whether this is the first time it is sent: no earlier run of the sending job has sent it."""
 
     @property
     def workflow_id(self) -> bytes:
-        """Id that its jobs name as their workflow's: callbacks alone have one, too."""
+        """Workflow id of its jobs. Callbacks alone have one, too."""
         return self.job_ids[0] if self.id is None else self.id
 
 
 class Described(NamedTuple):
-    """The steps of a workflow that was built, for its description."""
+    """Steps of a built workflow, for its description."""
 
     root: _Node
     signatures: Sequence[Signature[Any]]
     job_ids: Sequence[bytes]
     groups: dict[int, bytes]
-    """The join of each group, by the group's identity."""
+    """Join of each group, by the group's identity."""
 
 
 class _Held(NamedTuple):
-    """The join that a job waits for, in which shape it gets its values, and on which outcome it runs."""
+    """Join that a job waits for, the shape in which the job gets its values, and the outcome on which the job runs."""
 
     join: bytes
     shape: int
     when: int = SUCCEEDED
-    # Whether its outcome is no value, so that it can have more places.
+    # Whether the join's outcome is not a value, so that it can have more places.
     is_plain: bool = False
 
 
@@ -601,15 +603,15 @@ class _Builder:
         self._jobs = jobs
         self.graph = _core.Graph(depth)
         self._ids: list[bytes] = [b""] * len(jobs)
-        # Outcomes of groups are kept as long as the longest result.
+        # Outcomes of groups are kept for as long as the longest-lived result.
         kept = {id(options): options for options, _ in jobs}.values()
         self._ttl_ms: int = max((options.details()["result_ttl_ms"] or 0 for options in kept), default=0) or 86_400_000
         self.groups: dict[int, bytes] = {}
-        # Joins that end as their only member does: callbacks of that may wait for them.
+        # Joins with a single member, which end as it does. Callbacks of the member may wait for them.
         self._single: set[bytes] = set()
         # Ids of the steps of each graph.
         self._steps: dict[bytes, list[bytes]] = {}
-        # Join of the group whose other members come later.
+        # Join of the group whose other members follow later.
         self.growing = b""
 
     def build(self, root: _Node | None, loose: Sequence[_Node], place: _Place | None = None) -> Built:
@@ -632,15 +634,16 @@ class _Builder:
         return Built(self.graph, outcome, self._ids, members)
 
     def build_members(self, nodes: Sequence[_Node], join: bytes, first: int) -> Built:
-        """Make the graph of members of a join that is there already, from the one with the index ``first`` on."""
+        """Build the graph of members of an existing join, starting at index ``first``."""
         for index, node in enumerate(nodes, first):
             self._add(node, (join, index), None)
         return Built(self.graph, None, self._ids, ())
 
     def _add(self, node: _Node, place: _Place | None, held: _Held | None, steps: list[bytes] | None = None) -> bytes:
-        """Add what a node consists of, and return the id whose result is its outcome.
+        """Add the parts of a node, and return the id whose result is the node's outcome.
 
-        ``place``: where it reports. ``held``: what it waits for. ``steps``: gets the outcomes of a chain's steps.
+        ``place``: where the node reports. ``held``: the join that it waits for. ``steps``: receives the outcome ids of
+        a chain's steps.
         """
         if isinstance(node, int):
             return self._add_job(node, place, held)
@@ -653,7 +656,7 @@ class _Builder:
             return self._add_group(inner, place, held, callbacks)
         assert isinstance(node, _Linked)
         if place is None or place[0] not in self._single:
-            # A join between the step and what it reports to. Its outcome is that of the step.
+            # A join between the step and the place that it reports to, with the outcome of the step.
             then = () if place is None else (place,)
             unit = self._join(1, 0, then, None if place is None else self._ttl_ms, kind=WRAPS)
             outcome = self._add_linked(node, (unit, 0), held, steps)
@@ -679,7 +682,7 @@ class _Builder:
                     join = self._join(1, 0, (), None)
                     following, waits_for = (join, 0), _Held(join, _ONE, is_plain=True)
                 else:
-                    # The members report to what the next step waits for.
+                    # The members report to the join that the next step waits for.
                     join = self._join_of(_unlinked(before), ())
                     following, waits_for = join, _Held(join, _LIST)
             outcomes.append(self._add_step(node.nodes[index], target, waits_for))
@@ -689,7 +692,7 @@ class _Builder:
         return outcomes[0]
 
     def _add_step(self, node: _Node, target: _Place | bytes | None, held: _Held | None) -> bytes:
-        """Add a step of a chain. ``target``: its place; for a group, the join that its members are to be members of."""
+        """Add a step of a chain. ``target``: its place; for a group, the join that its members belong to."""
         if not isinstance(target, bytes):
             return self._add(node, target, held)
         if isinstance(node, _Linked):
@@ -744,10 +747,10 @@ class _Builder:
         places: list[list[_Place]] = [[] for _ in node.nodes]
         for index, step in enumerate(node.ends):
             places[step].append((join, index))
-        # Steps that need the same share a join.
+        # Steps with the same needs share a join.
         waits: dict[tuple[tuple[int, int], ...], _Held] = {}
         ids = [b""] * len(node.nodes)
-        # Each before those that it needs: these report to what it waits for.
+        # Each step comes before the steps that it needs, since these report to the join that it waits for.
         for step in reversed(node.sequence):
             needs, waits_for = node.needs[step], held
             if needs:
@@ -817,7 +820,7 @@ def _size(node: _Node) -> int:
 
 
 def _is_hollow(node: _Node) -> bool:
-    """Whether there is no job in it, and nothing but empty groups."""
+    """Whether a node contains no job, only empty groups."""
     inner = _unlinked(node)
     if isinstance(inner, _Group):
         return all(map(_is_hollow, inner.nodes))

@@ -1,4 +1,4 @@
-"""What people read of a workflow: its name, and its steps as JSON, which the broker keeps for them unread."""
+"""Description of a workflow for people: its name and its steps as JSON. The broker keeps it without reading it."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ if TYPE_CHECKING:
 # The broker's limits, in bytes.
 _LONGEST_NAME = 255
 _LONGEST_DESCRIPTION = 16 << 10
-# Members of a group, up to which each is described.
+# Largest group whose members are described one by one.
 _FEW = 10
-# Steps that are described; as many states can be asked for at once.
+# Largest number of described steps, which is also the number of states that one query returns.
 _MOST_STEPS = 1_000
-# Outcomes by their numbers in the core.
+# Names of outcomes, by their numbers in the core.
 _OUTCOMES = ("succeeded", "failed", "ended")
-# Number of steps and members that a name has.
+# Number of steps and members that a name lists.
 _NAMED = 4
 
 
 def name_of(step: Partial[Any, Any]) -> str:
-    """Name a workflow by its steps: ``group(10 x fetch) | bind``."""
+    """Return a name made of the workflow's steps: ``group(10 x fetch) | bind``."""
     return _cut(_short(step), _LONGEST_NAME)
 
 
 def checked_name(name: object) -> str:
-    """Return the name that a user gives a workflow."""
+    """Return the user's name for a workflow. Raises ``TypeError`` or ``ValueError``."""
     if not isinstance(name, str):
         raise TypeError(f"name must be a text, not {name!r}")
     length = len(name.encode(errors="replace"))
@@ -43,7 +43,8 @@ def checked_name(name: object) -> str:
 
 
 def description(steps: Described, most: int = _MOST_STEPS) -> bytes:
-    """Encode the steps as ``crates/penstock-drawing`` reads them. Of very many only the first ones are described."""
+    """Encode the steps for ``crates/penstock-drawing``. In a very large workflow, only the first steps are
+    described."""
     text = json.dumps(_Describer(steps, most).described(), ensure_ascii=False, separators=(",", ":"))
     encoded = text.encode(errors="replace")
     if len(encoded) <= _LONGEST_DESCRIPTION:
@@ -102,7 +103,7 @@ class _Describer:
         return found
 
     def _label(self, node: Any) -> str:
-        """Say what a member of a group of many runs."""
+        """Describe what a member of a large group runs."""
         from penstock._flows import build
 
         if isinstance(node, int):
@@ -117,7 +118,7 @@ class _Describer:
         return f"group of {len(node.nodes):,} x {self._members(node.nodes)}"
 
     def _members(self, nodes: Sequence[Any]) -> str:
-        """Say what the first members of a group run."""
+        """Describe what the first members of a group run."""
         return " or ".join(dict.fromkeys(map(self._label, nodes[:_FEW])))
 
 
@@ -125,7 +126,7 @@ def _short(step: Partial[Any, Any]) -> str:
     if isinstance(step, Signature):
         return step.task.name.rpartition(".")[2]
     if is_a(step, Group):
-        # Those that an iterator makes later have no part in it.
+        # Members that an iterator makes later are left out.
         return _group(cast("Group[Any]", step)._first)
     if isinstance(step, Graph):
         return step.name or f"graph({', '.join(list(step)[:_NAMED])}{', …' if len(step) > _NAMED else ''})"

@@ -1,4 +1,4 @@
-"""A failed step, as the steps that come after it and people see it."""
+"""Failed steps, as later steps and people see them."""
 
 # No `from __future__ import annotations`: see `_public.py`.
 from collections.abc import Generator, Sequence
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Asks for the ends of these jobs, (status, body) each, and returns a value in the end.
+# Generator that asks for the ends of jobs, each as (status, body), and finally returns a value.
 Asking = Generator[Sequence[bytes], Sequence[tuple[int, bytes]], T]
 
-# What became of a job, by the numbers of the core.
+# Status of a job's end, with the numbers of the core.
 SUCCEEDED, FAILED, EXPIRED, CRASHED, CANCELLED, UPSTREAM, REPLACED, GATHERED = range(8)
 GONE = -1
 
 _GROUP_ERROR = "penstock.GroupError"
-# Number of failures that an error and its text have.
+# Numbers of failures in an error and in its message.
 _MOST_KEPT = 100
 _NAMED = 3
 
@@ -34,23 +34,23 @@ _NAMED = 3
 @public
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A step that did not succeed: in its place in a list of results, or as the argument of an errback."""
+    """Step that did not succeed: an item in a list of results, or the argument of an errback."""
 
     job_id: str
-    """Id of the job that failed, which may be one of several in the step."""
+    """Id of the failed job, which may be one of several in the step."""
     index: int | None
-    """Place of the step in its group, from 0; None outside of one."""
+    """Index of the step in its group, from 0; None outside of a group."""
     type_name: str
     """Full name of the error's type. ``penstock.JobExpired``, ``penstock.JobCancelled`` and ``penstock.WorkerCrashed``
-    are of jobs that never ran to an end, and ``penstock.GroupError`` is of several failed jobs."""
+    stand for jobs that never completed, and ``penstock.GroupError`` for several failed jobs."""
     message: str
     traceback: str = field(default="", repr=False)
     task: str | None = None
-    """Name of the task, where it is known."""
+    """Name of the task; None where it is not known."""
     _record: bytes = field(default=b"", repr=False, compare=False)
 
     def exception(self) -> BaseException:
-        """Rebuild the error, as ``job.result()`` raises it: as its own type if this process has imported that."""
+        """Return the error as ``job.result()`` raises it: of its own type if this process has imported that."""
         if self._record:
             return rebuild(envelope.decode_error(self._record), _CODEC)
         home, _, name = self.type_name.rpartition(".")
@@ -72,7 +72,7 @@ _CODEC = Codec({}, {}, _job_of)
 
 
 def failure_of(job_id: bytes, index: int | None, status: int, body: bytes) -> Asking[Failure]:
-    """Describe a job that did not succeed by its end."""
+    """Describe an unsuccessful job by its end."""
     if status == UPSTREAM:
         causes = [body[at : at + 16] for at in range(0, len(body), 16)]
         return (yield from failure_of_causes(job_id, index, causes, is_group=len(causes) != 1))
@@ -98,7 +98,7 @@ def failure_of(job_id: bytes, index: int | None, status: int, body: bytes) -> As
 
 
 def failure_of_causes(job_id: bytes, index: int | None, causes: Sequence[bytes], *, is_group: bool) -> Asking[Failure]:
-    """Describe a step that failed because of these jobs: by the one, or as a group."""
+    """Describe a step that failed because of these jobs: as the single job, or as a group."""
     failures = yield from failures_of(causes, job_id if is_group else None)
     if len(failures) == 1 and not is_group:
         (only,) = failures
@@ -108,7 +108,7 @@ def failure_of_causes(job_id: bytes, index: int | None, causes: Sequence[bytes],
 
 
 def failures_of(causes: Sequence[bytes], join: bytes | None = None) -> Asking[list[Failure]]:
-    """Describe failed jobs. ``join``: of which some may be members."""
+    """Describe failed jobs. ``join``: the join of which some may be members."""
     if not causes:
         return []
     ends = yield causes
@@ -122,7 +122,7 @@ def failures_of(causes: Sequence[bytes], join: bytes | None = None) -> Asking[li
 
 
 def group_error(step_id: bytes, body: bytes) -> Asking[GroupError]:
-    """Make the error of a step that can't succeed any more, because of jobs before it or in it."""
+    """Make the error of a step that can no longer succeed, because of jobs before it or in it."""
     causes = [body[at : at + 16] for at in range(0, len(body), 16)]
     failures = yield from failures_of(causes, step_id if step_id[13:] == b"\0\0\0" else None)
     step = "job" if step_id[13:] != b"\0\0\0" else "graph" if _is_graph(step_id) else "group"
@@ -135,7 +135,7 @@ def group_error(step_id: bytes, body: bytes) -> Asking[GroupError]:
 
 
 def _is_graph(join: bytes) -> bool:
-    # As in `results.py`, which imports this module.
+    # The same test as in `results.py`, which imports this module.
     return join[12] & 3 == 2
 
 

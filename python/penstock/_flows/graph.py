@@ -1,4 +1,4 @@
-"""Steps that have names, and need each other by these."""
+"""Graphs: named steps that depend on each other by name."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from penstock._public import public
 
 Outcome: TypeAlias = Literal["succeeded", "failed", "ended"]
 
-# A graph is one transaction.
+# Limited because a graph is sent in one transaction.
 MOST_STEPS = 100_000
 
-# By their numbers in the core.
+# Outcomes with their numbers in the core.
 _OUTCOMES: dict[str, int] = {"succeeded": SUCCEEDED, "failed": FAILED, "ended": 2}
 
 
 class Named(NamedTuple):
-    """A step of a graph, and the outcome that it needs of each of others, by their names."""
+    """Step of a graph, with the outcome that it needs from other steps, by their names."""
 
     step: Partial[Any, Any]
     needs: dict[str, int]
@@ -28,7 +28,7 @@ class Named(NamedTuple):
 
 @public
 class Graph(Composed[dict[str, Any]]):
-    """Steps by names, each of which runs once the steps that it needs have ended: see ``graph``."""
+    """Named steps, each of which runs once the steps that it needs have ended: see ``graph``."""
 
     __slots__ = ("_steps", "name")
 
@@ -42,13 +42,12 @@ class Graph(Composed[dict[str, Any]]):
     def add(self, name: str, step: Partial[Any, Any], /, needs: Iterable[str] | Mapping[str, Outcome] = ()) -> str:
         """Add a step, and return its name.
 
-        ``needs``: names of the steps that it waits for, or the outcome to wait for by name: ``"succeeded"``,
-        ``"failed"`` or ``"ended"``, which is both. They may be added later. Their results are the first arguments of
-        the step, in this order, unless its calls are made by ``si``; that of a failed step is a ``Failure``. A step
-        whose wait can't be over as it asks never runs. It is blocked, or cancelled where it waits for a failure that
-        did not come.
-        Raises ``ValueError`` for a second step of one name, a step that needs itself, an outcome that there is not,
-        and more than 100,000 steps.
+        ``needs``: names of the steps to wait for, or a dictionary from names to the outcome to wait for:
+        ``"succeeded"``, ``"failed"`` or ``"ended"``, which means either. The named steps may be added later. Their
+        results become the step's first arguments, in this order, unless its calls were made by ``si``; the result of a
+        failed step is a ``Failure``. A step whose needs can no longer be met never runs: it is blocked, or cancelled if
+        it waits for a failure that did not happen. Raises ``ValueError`` for a duplicate name, a step that needs
+        itself, an unknown outcome, and more than 100,000 steps.
         """
         if not is_a(name, str) or not name:
             raise TypeError(f"a step of a graph has a name, such as 'load', and not {name!r}")
@@ -111,28 +110,28 @@ class Graph(Composed[dict[str, Any]]):
 
 
 def graph(name: str = "") -> Graph:
-    """Compose steps by names: ``g = graph("nightly")``, then ``g.add("load", load.s(), needs=["extract"])``.
+    """Create a graph of named steps: ``g = graph("nightly")``, then ``g.add("load", load.s(), needs=["extract"])``.
 
-    Its result is a dict with the results of its last steps, by name: those whose success no other step waits for.
-    Steps that run only after a failure are not in it, and do not change the outcome. The graph fails when any other
-    step does. ``workflow["load"]`` is the job of a step.
+    The result is a dictionary with the results of the last steps by name: the steps whose success no other step waits
+    for. Steps that run only after a failure are not in the result, and do not change the outcome. The graph fails when
+    any other step fails. ``workflow["load"]`` is the job of a step.
     """
     return Graph(name)
 
 
 class Order(NamedTuple):
-    """How the steps of a graph depend on each other, by their places."""
+    """Dependencies between the steps of a graph, by index."""
 
     needs: list[tuple[tuple[int, int], ...]]
-    """The steps that each one needs, as (place, outcome)."""
+    """Needs of each step, as (index, outcome)."""
     sequence: list[int]
-    """Each step behind those that it needs."""
+    """Steps in an order where each follows the steps that it needs."""
     ends: list[int]
-    """The steps whose outcomes are the graph's."""
+    """Steps whose outcomes decide the graph's outcome."""
 
 
 def order_of(graph: Graph) -> Order:
-    """Return the order of a graph's steps. Raises ``ValueError`` for one that can't be run."""
+    """Return the order of a graph's steps. Raises ``ValueError`` for a graph that cannot run."""
     names = list(graph._steps)
     if not names:
         raise ValueError(f"{graph} has no steps; add(name, step) adds one")
@@ -149,7 +148,7 @@ def order_of(graph: Graph) -> Order:
         for other in named.needs:
             needed_by[places[other]].append(number)
     sequence = [place for place, count in enumerate(waiting) if not count]
-    for place in sequence:  # grows meanwhile
+    for place in sequence:  # grows during the loop
         for follower in needed_by[place]:
             waiting[follower] -= 1
             if not waiting[follower]:
@@ -161,7 +160,7 @@ def order_of(graph: Graph) -> Order:
 
 
 def _ends(needs: list[tuple[tuple[int, int], ...]], sequence: list[int]) -> list[int]:
-    """Return the steps that are to succeed, and whose failure no other such step passes on."""
+    """Return the steps that must succeed, and whose failure no other such step passes on."""
     after_failure = [False] * len(needs)
     is_passed_on = [False] * len(needs)
     for place in sequence:
@@ -175,7 +174,7 @@ def _ends(needs: list[tuple[tuple[int, int], ...]], sequence: list[int]) -> list
 
 
 def _circle(needs: list[tuple[tuple[int, int], ...]], waiting: list[int]) -> list[int]:
-    """Return steps of which each needs the next one, from one that still waits back to itself."""
+    """Return a cycle among the waiting steps, in which each step needs the next one."""
     at = next(place for place, count in enumerate(waiting) if count)
     path: list[int] = []
     seen: dict[int, int] = {}

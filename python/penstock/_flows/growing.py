@@ -1,10 +1,10 @@
-"""Groups that are too large for one transaction: sent in parts, a few of which are on their way at a time.
+"""Groups that are too large for one transaction: sent in parts, with a few parts in flight at a time.
 
-    first part: the group's join, not sealed; what waits for it; 10,000 calls    →  its jobs start
-    other parts: members                                                         →  theirs do
-    seal: how many members there are                                             →  the group can end
+    first part: the unsealed join, the steps that wait for it, 10,000 calls    →  its jobs start
+    other parts: more members                                                  →  their jobs start
+    seal: the number of members                                                →  the group can end
 
-If this program ends before the seal, the broker cancels the workflow. If a part can't be sent, this cancels it.
+If this program exits before the seal, the broker cancels the workflow. If a part cannot be sent, this module does.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from penstock.errors import DiskFull, PenstockError, QueueFull, TooLate
 if TYPE_CHECKING:
     from penstock._tasks.app import App
 
-# Parts that are on their way at a time.
+# Number of parts in flight at a time.
 _UNDER_WAY = 4
-# Time after which a part that was refused for want of room is tried again: at first, and at most.
+# Delay before retrying a part that was refused for lack of room: at first, and at most.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
 
 _REASON = "not all of it could be sent"
 
 
 def send_all(app: App, plan: Plan) -> Built:
-    """Send a workflow that begins with a large group. Raises what sending a job raises, and cancels it then."""
+    """Send a workflow that begins with a large group. On an error, which is one of ``delay()``, cancels it."""
     sending = _Sending(app, plan)
     has_layers = app._enqueue_layers is not None
     part: Part
@@ -43,7 +43,7 @@ def send_all(app: App, plan: Plan) -> Built:
         def publish(jobs: Sequence[tuple[_core.Options, bytes]]) -> Built:
             part.with_jobs(jobs)
             sending.begin(part)
-            # Middleware is told that the jobs were sent once they were.
+            # Middleware learns that jobs were sent only after they were.
             while sending.must_wait(0 if has_layers else _UNDER_WAY - 1):
                 sending.wait()
             return sending.last
@@ -63,7 +63,7 @@ def send_all(app: App, plan: Plan) -> Built:
 
 
 async def asend_all(app: App, plan: Plan) -> Built:
-    """Like ``send_all``, but awaitable. Cancelling it cancels the workflow."""
+    """Like ``send_all``, but awaitable. Cancelling the await cancels the workflow."""
     import asyncio
 
     sending = _Sending(app, plan)
@@ -100,7 +100,7 @@ async def asend_all(app: App, plan: Plan) -> Built:
         await until(0)
         await asyncio.to_thread(sending.seal)
     except BaseException as error:
-        # Also when this await is cancelled: nobody would send the rest.
+        # Also when this await is cancelled, since then nobody would send the rest.
         await asyncio.shield(asyncio.to_thread(sending.give_up, error))
         raise
     finally:
@@ -110,7 +110,7 @@ async def asend_all(app: App, plan: Plan) -> Built:
 
 
 class _Sending:
-    """The parts that are on their way, and what became of the others."""
+    """Parts in flight, and the outcome of the others."""
 
     def __init__(self, app: App, plan: Plan) -> None:
         self._app = app
@@ -121,16 +121,16 @@ class _Sending:
         self._poll.register(self.port.fileno(), select.POLLIN)
         self._tokens = itertools.count(1)
         self._under_way: dict[int, Part] = {}
-        # Parts that were refused for want of room, and when they are given up.
+        # Parts that were refused for lack of room, and when to give up on them.
         self._refused: dict[Part, tuple[float, Exception]] = {}
         self._pause_s = _FIRST_PAUSE_S
         self._tried_at = 0.0
-        # Jobs and members that were accepted.
+        # Numbers of accepted jobs and members.
         self._accepted = 0
         self._members = 0
         self.last = Built(_core.Graph(), None, [], ())
         self.is_closed = False
-        """Whether nothing more may come: the group has failed, or was cancelled."""
+        """Whether no more members are accepted, because the group has failed or was cancelled."""
 
     def publish_first(self, jobs: Sequence[tuple[_core.Options, bytes]]) -> Built:
         built = self._connection.publish_plan(self._plan, jobs, self._app.call_timeout)
@@ -143,19 +143,19 @@ class _Sending:
         return built
 
     def begin(self, part: Part) -> None:
-        """Send a part, without waiting for its end."""
+        """Send a part without waiting for its end."""
         token = next(self._tokens)
         self._under_way[token] = part
         self.last = part.build()
         self._connection.begin_graph(self.last.graph, self._plan.id, self._app.call_timeout, self.port, token)
 
     def must_wait(self, left: int) -> bool:
-        """Whether more parts than this are on their way, or one was refused and is to be tried again."""
+        """Whether more than ``left`` parts are in flight, or a refused part has to be tried again."""
         return bool(self._refused) or len(self._under_way) > left
 
     @property
     def pause_s(self) -> float | None:
-        """Time to wait until a refused part is tried again; None: until a part that is on its way has ended."""
+        """Time to wait before retrying a refused part; None to wait for a part in flight."""
         if self._under_way or not self._refused:
             return None
         return max(0.0, self._tried_at + self._pause_s - time.monotonic())
@@ -167,7 +167,7 @@ class _Sending:
         self.take_ends()
 
     def take_ends(self) -> None:
-        """Note what became of parts, and try those again that were refused for want of room. Raises for others."""
+        """Collect the outcomes of parts, and retry those refused for lack of room. Raises other errors."""
         for token, end in self.port.drain():
             part = self._under_way.pop(token)
             if isinstance(end, (QueueFull, DiskFull)):
@@ -203,18 +203,18 @@ class _Sending:
         try:
             self._connection.seal(self._plan.join, self._members, self._plan.id, self._app.call_timeout)
         except TooLate:
-            # It has failed since the last part came.
+            # The group failed after the last part arrived.
             self.is_closed = True
 
     def whole(self, built: Built) -> Built:
-        """Return the workflow with all members that have come."""
+        """Return the workflow with all accepted members."""
         members = built.members
         if isinstance(members, MemberIds) and members.join == self._plan.join:
             members = MemberIds(members.join, self._members)
         return built._replace(members=members)
 
     def give_up(self, error: BaseException) -> None:
-        """Cancel the workflow, and have the error say so."""
+        """Cancel the workflow, and say so in the error."""
         if not self._plan.id or (self._accepted == 0 and not getattr(error, "maybe_accepted", False)):
             return
         text = f"{self._in_words(self._cancel())} Sending it again would run those a second time"
@@ -225,12 +225,12 @@ class _Sending:
             error.add_note(text)
 
     def _cancel(self) -> int | None:
-        """Cancel what was accepted; return the number of jobs that had begun, and None when that is not known."""
+        """Cancel the accepted jobs; return the number that had begun, or None if that is not known."""
         limit_s = self._app.call_timeout
         deadline = time.monotonic() + limit_s
         try:
             operation = self._connection.cancel_workflow(self._plan.id, _REASON, "ask", limit_s)
-            # Parts that were on their way came before that.
+            # Parts that were in flight arrived before the cancellation.
             for token, end in self.port.drain():
                 part = self._under_way.pop(token, None)
                 if part is not None and not isinstance(end, BaseException):

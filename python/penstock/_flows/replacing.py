@@ -1,12 +1,12 @@
-"""Steps that a running job leaves behind: one that takes its place, and those that it spawns.
+"""Steps that a running job sends: the step that replaces it, and the steps that it spawns.
 
-They are planned and encoded while the job runs, and sent with its outcome, in one transaction. So a job that fails, or
-that runs again after a crash, has left nothing behind.
+They are planned and encoded while the job runs, and sent together with its outcome, in one transaction. So a job that
+fails, or that runs again after a crash, has sent nothing.
 
-Steps that are to be sent at once have ids that follow from the job's and from their number, and come with a note that
-they were sent. The broker refuses them while it has that note, so a job that runs again sends nothing twice:
+Steps that are sent immediately get ids derived from the job's id and their number, and come with a note that they were
+sent. The broker refuses them while it has that note, so a job that runs again sends nothing twice:
 
-    the note: while the job may run again, that is as long as a failed job is kept; then for an hour
+    lifetime of the note: while the job may run again (as long as a failed job is kept), then one more hour
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
 
 Build: TypeAlias = "Callable[[Sequence[tuple[_core.Options, bytes]]], Built]"
 
-# Jobs in one place, one after another. Nothing that ends needs so many.
+# Largest number of successive replacements. A replacement that ever finishes needs fewer.
 _MOST = 256
 
-# A failed job is kept for 30 days, and may be retried until then.
+# Failed jobs are kept for 30 days, and may be retried until then.
 _NOTE_KEPT_MS = 31 * 24 * 60 * 60 * 1000
-# A process that has lost its job to another one may still run it for a while.
+# A process that has lost its job to another process may still run it for a while.
 _NOTE_KEPT_AFTER_END_MS = 60 * 60 * 1000
 
 
 def replacement(app: App, step: Partial[Any, Any]) -> Replacement:
-    """Plan a step that takes the place of the running job."""
+    """Plan a step that replaces the running job."""
     current = running.get()
     if current is None:
         raise RuntimeError("app.replace() is for a task that runs as a job: no job runs here")
@@ -53,7 +53,7 @@ def replacement(app: App, step: Partial[Any, Any]) -> Replacement:
         raise RuntimeError(
             f"this job is the {_MOST}th in its place, one after another: does the last of them ever end?"
         )
-    # A job of no workflow becomes one, by its own id.
+    # A job without a workflow becomes one, under its own id.
     opens = workflow is None and not plan.is_lone
     within = job_id if opens else workflow
 
@@ -74,7 +74,7 @@ def replacement(app: App, step: Partial[Any, Any]) -> Replacement:
 
 
 def spawn(step: Partial[Any, Any]) -> Job[Any] | Workflow[Any]:
-    """Plan a step that is sent with the outcome of the running job, if that succeeds."""
+    """Plan a step to send with the outcome of the running job if it succeeds."""
     current = running.get()
     assert current is not None
     job_id, _, extras, *_ = current
@@ -91,13 +91,13 @@ def spawn(step: Partial[Any, Any]) -> Job[Any] | Workflow[Any]:
 
 
 def spawn_now(step: Partial[Any, Any]) -> Job[Any] | Workflow[Any]:
-    """Send a step of the running job, unless an earlier run of the job has."""
+    """Send a step of the running job, unless an earlier run of the job has sent it."""
     plan = _plan_now(step)
     return _handle(plan, plan.app._send_plan(plan, _BLOCKING) if plan.has_jobs else None)
 
 
 async def aspawn_now(step: Partial[Any, Any]) -> Job[Any] | Workflow[Any]:
-    """Like ``spawn_now``, but awaitable. Cancelling the await does not take the step back."""
+    """Like ``spawn_now``, but awaitable. Cancelling the await does not withdraw the step."""
     import asyncio
 
     plan = _plan_now(step)
@@ -113,7 +113,7 @@ def _plan_now(step: Partial[Any, Any]) -> Plan:
     job_id, _, extras, *_ = current
     _, _, _, headers, _, (_, workflow, _) = extras or NO_EXTRAS
     leaves = _leaves_of(job_id)
-    # What has replaced a job has its id.
+    # A replacement has the id of the job that it replaced.
     name = f"{job_id.hex()}/{headers.get(DEPTH, '0')}/{leaves.sent}"
     seed = blake2b(name.encode(), digest_size=32, person=b"penstock.spawn").digest()
     key = f"penstock.sent/{name}".encode()
@@ -150,7 +150,7 @@ def _planned(plan: Plan, leaves: Leaving, build: Build) -> Built:
     """Build a plan with the headers of the context, through the middleware."""
     app = plan.app
     if interrupts.slot_of is not None:
-        # In a worker, whose supervisor sends it: no connection is needed.
+        # In a worker, the supervisor sends the steps, so no connection is needed.
         return app._send_jobs(plan, build)
     connection = app._connected()
     return app._send_jobs(plan, lambda jobs: connection.build_plan(plan, jobs, build, leaves))

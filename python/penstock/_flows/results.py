@@ -1,4 +1,4 @@
-"""Values of groups: read by those who wait for them, and given to the steps that come after them."""
+"""Values of groups, for waiting callers and for later steps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Number of values that are asked for at once.
+# Number of values to ask for at once.
 _PAGE = 1_000
 
 _pack = msgspec.msgpack.Encoder().encode
@@ -40,12 +40,12 @@ def member_id(join: bytes, index: int) -> bytes:
 
 
 def is_join(job_id: bytes) -> bool:
-    """Whether an id is that of a group, and not of a job."""
+    """Whether an id belongs to a group rather than a job."""
     return job_id[13:] == b"\0\0\0"
 
 
-# What the value of a join is made of, by the two lowest bits of its id's byte 12: a list of its members', the only
-# member's, theirs by name, or an empty list.
+# Composition of a join's value, encoded in the two lowest bits of byte 12 of its id: a list of the members' values, the
+# only member's value, the members' values by name, or an empty list.
 LIST, WRAPS, NAMED, EMPTY = range(4)
 
 
@@ -54,27 +54,27 @@ def kind_of(join: bytes) -> int:
 
 
 def wraps(join: bytes) -> bool:
-    """Whether the value of a join is its only member's, and not a list of one."""
+    """Whether the value of a join is that of its only member rather than a list of one."""
     return kind_of(join) == WRAPS
 
 
 def names_id(join: bytes) -> bytes:
-    """Return the id under which the names of a graph's steps are kept: one that no member can have."""
+    """Return the id under which the names of a graph's steps are kept. No member can have this id."""
     return join[:13] + b"\xff\xff\xff"
 
 
 def encode_names(names: Sequence[str], ids: Sequence[bytes], ends: Sequence[int]) -> bytes:
-    """Write down the steps of a graph, and which of them, in this order, are members of its join."""
+    """Encode the steps of a graph, and which of them, in this order, are members of its join."""
     return _pack((names, b"".join(ids), ends))
 
 
 class StepNames(NamedTuple):
-    """The steps of a graph."""
+    """Names and ids of the steps of a graph."""
 
     names: list[str]
     ids: bytes
     ends: list[int]
-    """Places of those whose results the graph's is made of."""
+    """Indexes of the steps whose results make up the graph's result."""
 
     def id_of(self, place: int) -> bytes:
         return self.ids[16 * place : 16 * place + 16]
@@ -88,12 +88,12 @@ def read_names(join: bytes, end: tuple[int, bytes]) -> StepNames:
 
 
 def read_gathered(body: bytes) -> tuple[bytes, int]:
-    """Read the value of a group that has succeeded: its join and the number of members."""
+    """Decode the value of a group that has succeeded: its join and the number of members."""
     return body[:16], int.from_bytes(body[16:], "little")
 
 
 class MemberIds(Sequence[bytes]):
-    """The ids of a group's members, which are computed."""
+    """Ids of a group's members, computed on access."""
 
     def __init__(self, join: bytes, count: int) -> None:
         self.join = join
@@ -114,23 +114,23 @@ class MemberIds(Sequence[bytes]):
 
 @public
 class Results(Sequence["T | Failure"], Generic[T]):
-    """The results of a group, in the order of its members; a member that failed has its ``Failure``.
+    """Results of a group in the order of its members, with a ``Failure`` for each member that failed.
 
-    They are read from the broker as they are looked at, 1,000 at a time. Iterating keeps no more in memory, and
-    ``list(results)`` all of them. Each read may raise ``ResultExpired``, ``BrokerUnavailable`` and ``CallTimeout``.
+    Results are read from the broker on access, 1,000 at a time. Iterating keeps no more than that in memory, while
+    ``list(results)`` keeps them all. Each read may raise ``ResultExpired``, ``BrokerUnavailable`` and ``CallTimeout``.
     ``async for`` iterates without blocking an event loop.
 
-    A task whose first parameter is annotated with ``Results[...]`` gets them of the group before it, in place of a
-    list. They can be read until the job has ended.
+    A task whose first parameter is annotated with ``Results[...]`` gets the results of the previous group in this form
+    instead of as a list. They can be read until the job has ended.
     """
 
-    # For the annotations of tasks.
+    # Marks a streaming parameter in annotations of tasks.
     _is_stream = True
 
     def __init__(self, app: App | None, join: bytes, count: int, held: list[Any] | None = None) -> None:
         self._app = app
         self._ids = MemberIds(join, count)
-        # All of them, where they came with a job.
+        # All results, where they arrived with a job.
         self._held = held
         self._page: tuple[int, list[Any]] = (0, [])
 
@@ -162,7 +162,7 @@ class Results(Sequence["T | Failure"], Generic[T]):
                 yield value
 
     def ok(self) -> list[T]:
-        """Return the results of the members that succeeded."""
+        """Return the results of the successful members."""
         return [value for value in self if not isinstance(value, Failure)]
 
     async def aok(self) -> list[T]:
@@ -170,7 +170,7 @@ class Results(Sequence["T | Failure"], Generic[T]):
         return [value async for value in self if not isinstance(value, Failure)]
 
     def failures(self) -> list[Failure]:
-        """Return the failures of the members that did not succeed."""
+        """Return the failures of the unsuccessful members."""
         return [value for value in self if isinstance(value, Failure)]
 
     async def afailures(self) -> list[Failure]:
@@ -205,7 +205,8 @@ class Results(Sequence["T | Failure"], Generic[T]):
 
 
 def finish(app: App, asking: Asking[T], timeout_s: float | None) -> T:
-    """Ask the broker until there is a value. Every job that is asked for has ended, so the time is the broker's."""
+    """Ask the broker until there is a value. All those jobs have ended, so ``timeout_s`` limits the broker's
+    answers."""
     try:
         ids = next(asking)
         while True:
@@ -227,25 +228,25 @@ async def afinish(app: App, asking: Asking[T], timeout_s: float | None) -> T:
 
 
 def outcome(app: App, job_id: bytes, status: int, body: bytes) -> Asking[Any]:
-    """Make the value of a step out of how it has ended, where that is about other jobs. Raises ``GroupError``."""
+    """Build the value of a step whose end refers to other jobs. Raises ``GroupError``."""
     if status == UPSTREAM:
         raise (yield from group_error(job_id, body))
     return (yield from _gathered(app, *read_gathered(body), None))
 
 
 Given = tuple[bytes, int, "Sequence[tuple[int, Any]] | None"]
-"""(join, count, values) as a job gets them: a value is (status, body); None: they are asked for."""
+"""(join, count, values) as a job receives them. Each value is (status, body); None means that they must be fetched."""
 
 
 def given_value(app: App, shape: int, given: Given, errback: bool, streams: bool) -> Asking[Any]:
-    """Make the first argument of a job out of the values that come before it. ``streams``: it takes ``Results``."""
+    """Build the first argument of a job from previous values. ``streams``: whether the task takes ``Results``."""
     join, count, values = given
     if errback:
         return (yield from _given_failure(shape, join, values or ()))
     if shape == 0:
         return (yield from _all_values(app, join, count, values))[0]
     if streams and kind_of(join) not in (EMPTY, NAMED):
-        # What did not come along is read as it is looked at.
+        # Values that did not arrive with the job are read on access.
         held = None if values is None else (yield from _values(app, join, 0, values))
         return Results[Any](app, join, count, held)
     return (yield from _gathered(app, join, count, values, of_one=False))
@@ -254,7 +255,7 @@ def given_value(app: App, shape: int, given: Given, errback: bool, streams: bool
 def _given_failure(shape: int, join: bytes, values: Sequence[tuple[int, Any]]) -> Asking[Failure]:
     status, body = values[0] if values else (GONE, b"")
     if shape != 0:
-        # The group is over, with this in place of its values.
+        # The group has ended, with this in place of its values.
         causes = [body[at : at + 16] for at in range(0, len(body), 16)] if status == UPSTREAM else []
         return (yield from failure_of_causes(join, None, causes, is_group=True))
     job_id = member_id(join, 0)
@@ -287,13 +288,13 @@ def _all_values(app: App, join: bytes, count: int, values: Sequence[tuple[int, A
 
 
 def _values(app: App, join: bytes, first: int, ends: Sequence[tuple[int, Any]]) -> Asking[list[Any]]:
-    """Make the values of neighbours in a join, from the one with the index ``first`` on."""
+    """Build the values of consecutive members of a join, starting at index ``first``."""
     found: list[Any] = []
     for index, (status, body) in enumerate(ends, first):
         if status == SUCCEEDED:
             found.append(_decoded(app, join, index, body))
         elif status == GATHERED:
-            # Read already, in what came with a job.
+            # Already decoded, in the data that arrived with a job.
             inner: Given = (*read_gathered(body), None) if isinstance(body, bytes) else body
             found.append((yield from _gathered(app, *inner)))
         elif status == GONE:

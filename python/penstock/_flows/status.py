@@ -1,4 +1,4 @@
-"""How far a workflow has come: its jobs in each state, and its steps as a tree."""
+"""Status of a workflow: its jobs by state, and its steps as a tree."""
 
 # No `from __future__ import annotations`: see `_public.py`.
 import asyncio
@@ -22,49 +22,49 @@ if TYPE_CHECKING:
 @public
 @dataclass(frozen=True, slots=True)
 class WorkflowCounts:
-    """Number of jobs of a workflow in each state."""
+    """Numbers of a workflow's jobs by state."""
 
     waiting: int
-    """In their queues, delayed, or held until others have ended."""
+    """Number of jobs in their queues, delayed, or held until other jobs have ended."""
     running: int
-    """Handed out to workers."""
+    """Number of jobs that workers have taken."""
     succeeded: int
     failed: int
-    """Failed for good, and not retried since."""
+    """Number of jobs that failed for good and were not retried since."""
     cancelled: int
-    """Cancelled or purged, or not started before they expired."""
+    """Number of jobs that were cancelled, purged, or not started before they expired."""
     blocked: int
-    """Waiting for a job that has failed."""
+    """Number of jobs that wait for a failed job."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """What a list says of a workflow, and its status too."""
+    """Fields of a workflow in both a list and its status."""
 
     id: str
     name: str
     state: JobState
-    """``RUNNING`` until the step whose result it has has ended, then ``SUCCEEDED``, ``FAILED``, ``CANCELLED`` or
+    """``RUNNING`` until the step that yields the result has ended, then ``SUCCEEDED``, ``FAILED``, ``CANCELLED`` or
     ``EXPIRED``."""
     jobs: WorkflowCounts
     sent_at: datetime
     ended_at: datetime | None
-    """When the last of its jobs ended that could run."""
+    """Time at which the last of its jobs that could run ended."""
     deadline: datetime | None
     parent: str | None
-    """Id of the job that has sent it; None for any other program."""
+    """Id of the job that sent the workflow; None if another program sent it."""
 
 
 @public
 @dataclass(frozen=True, slots=True)
 class WorkflowInfo(_Facts):
-    """A workflow in a list: see ``App.workflows``. Times are in UTC."""
+    """Entry in a list of workflows: see ``App.workflows``. Times are in UTC."""
 
     _app: Any = field(repr=False, compare=False)
 
     @property
     def workflow(self) -> "Workflow[Any]":
-        """The workflow itself: to wait for it, to cancel it, to ask for its status."""
+        """Handle of the workflow, to wait for it, cancel it, or ask for its status."""
         workflow: Workflow[Any] = self._app.workflow(self.id)
         return workflow
 
@@ -72,65 +72,67 @@ class WorkflowInfo(_Facts):
 @public
 @dataclass(frozen=True, slots=True)
 class StepStatus:
-    """A step of a workflow: a call, a group, or a chain of steps."""
+    """Step of a workflow: a call, a group, or a chain of steps."""
 
     kind: str
-    """``"job"``, ``"chain"`` or ``"group"``, which a graph is as well."""
+    """``"job"``, ``"chain"`` or ``"group"``; a graph counts as a group."""
     task: str
-    """Name of the task; of a group with many members what they run. Empty for a chain and for a group of few."""
+    """Name of the task. For a group with many members, a description of what they run. Empty for a chain and for a
+    small group."""
     state: JobState | None
-    """None where the broker did not say: the workflow has more steps than it is asked for at once."""
+    """State of the step; None where it is not known, because the workflow has more steps than one query returns."""
     id: str | None
-    """Id of the job, or of the group. None for a chain."""
+    """Id of the job or the group; None for a chain."""
     members: int
-    """Number of members of a group; 0 for others."""
+    """Number of members of a group; 0 for other steps."""
     ended: int | None
-    """Number of members that have ended, with those that failed; None for others, and for a group that is no longer
+    """Number of members that have ended, including failed ones. None for other steps, and for a group that is no longer
     known."""
     failed: int | None
     steps: tuple["StepStatus", ...]
-    """Steps of a chain, or members of a group of few."""
+    """Steps of a chain, or members of a small group."""
     left_out: int
-    """Number of further steps of a chain that were not described."""
+    """Number of further steps of a chain that are not described."""
     links: tuple[tuple[str, "StepStatus"], ...]
     """Callbacks, each with the outcome on which it runs: ``"succeeded"`` or ``"failed"``."""
     name: str
-    """What its graph calls it; empty for other steps."""
+    """Name of the step in its graph; empty for other steps."""
     needs: tuple[tuple[str, str], ...]
-    """Names of the steps of its graph that it waits for, each with the outcome that it waits for: ``"succeeded"``,
-    ``"failed"`` or ``"ended"``."""
+    """Names of the steps of its graph that it waits for, each with the awaited outcome: ``"succeeded"``, ``"failed"``
+    or ``"ended"``."""
     replaced_by: str
-    """What has taken the place of a job: the name of a task, or a group such as ``"group of 3"``. Empty for others."""
+    """Replacement of a job: the name of a task, or a group such as ``"group of 3"``. Empty if there is none."""
 
 
 @public
 @dataclass(frozen=True, slots=True)
 class WorkflowStatus(_Facts):
-    """How far a workflow has come: see ``Workflow.status``. ``print`` draws it as a tree. Times are in UTC."""
+    """Status of a workflow: see ``Workflow.status``. ``print`` draws it as a tree. Times are in UTC."""
 
     steps: StepStatus | None
-    """None where the program that sent it has not described them."""
+    """Steps of the workflow; None if the program that sent it did not describe them."""
     failures: tuple[Failure, ...]
-    """The first 100 jobs that have failed, of those that are kept."""
+    """First 100 failed jobs that are kept."""
     _drawn: str = field(repr=False, compare=False)
 
     def __str__(self) -> str:
         return _core.draw_workflow(self._drawn, "tree").rstrip("\n")
 
     def dot(self) -> str:
-        """Return the steps as a graph in the language of Graphviz."""
+        """Return the steps as a Graphviz graph."""
         return _core.draw_workflow(self._drawn, "dot")
 
     def svg(self) -> str:
-        """Return the steps as a picture, an SVG document. It needs no Graphviz."""
+        """Return the steps as an SVG document. Does not need Graphviz."""
         return _core.draw_workflow(self._drawn, "svg")
 
 
 @public
 class Workflows:
-    """Workflows that match; see ``App.workflows``. Every use asks the broker anew, and making one asks nothing.
+    """Workflows that match a filter: see ``App.workflows``. Every use asks the broker again.
 
-    Iterate over it, also with ``async for``: the newest first, a page at a time.
+    Iterating, with ``for`` or ``async for``, yields a ``WorkflowInfo`` for each, newest first. It reads one page at a
+    time.
     """
 
     def __init__(self, app: "App", state: JobState | str | None, name: str | None) -> None:
@@ -166,7 +168,7 @@ _STATES = (JobState.RUNNING, JobState.SUCCEEDED, JobState.FAILED, JobState.CANCE
 
 
 def status_of(drawn: str, failures: Sequence[Failure]) -> WorkflowStatus:
-    """Read the status of a workflow from the core's JSON."""
+    """Parse the status of a workflow from the core's JSON."""
     given: Mapping[str, Any] = json.loads(drawn)
     steps = given["steps"]
     return WorkflowStatus(

@@ -1,4 +1,4 @@
-"""Steps of workflows: calls that are not enqueued yet, and what they are composed to. All of them are immutable."""
+"""Steps of workflows: calls that are not enqueued yet, and compositions of them. All of them are immutable."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ R_co = TypeVar("R_co", covariant=True)
 A_contra = TypeVar("A_contra", contravariant=True)
 As = TypeVarTuple("As")
 
-# Ids of members have 24 bits for their places.
+# Ids of members have 24 bits for the index.
 MOST_MEMBERS = (1 << 24) - 1
-# Calls of a group up to which it is one transaction.
+# Largest number of calls of a group that is sent in one transaction.
 AT_ONCE = 10_000
-# Results that one job of map_reduce is given.
+# Largest number of results for one job of map_reduce.
 MOST_FAN_IN = 100_000
 
-# Outcomes of a step on which a callback runs, by their numbers in the core.
+# Outcomes of a step on which a callback runs, with their numbers in the core.
 SUCCEEDED, FAILED = range(2)
 
 TOO_MANY = (
@@ -57,9 +57,10 @@ TOO_MANY = (
 
 @public
 class Partial(Generic[A_contra, R_co]):
-    """A step that gets its first argument from the step before it: ``b.s(2)`` in ``a.s(1) | b.s(2)``.
+    """Step that gets its first argument from the previous step: ``b.s(2)`` in ``a.s(1) | b.s(2)``.
 
-    The types are those of the argument and of the result. A ``Step`` is one as well, for any argument.
+    Its type parameters are the types of that argument and of the result. Every ``Step`` is a ``Partial`` that accepts
+    any argument.
     """
 
     __slots__ = ("_links",)
@@ -68,31 +69,31 @@ class Partial(Generic[A_contra, R_co]):
         self._links: tuple[Link, ...] = ()
 
     def __or__(self, other: Partial[R_co, S], /) -> Partial[A_contra, S]:
-        """Return a chain of both: the result of this step is the first argument of the other one."""
+        """Return a chain of both steps. The result of this step becomes the first argument of the other."""
         return Chain([self, check_step("|", other)])
 
     def options(self, **options: Unpack[JobOptions]) -> Self:
-        """Return the same call with other options. A composed step has none: they belong to its calls."""
+        """Return the same call with other options. A composed step has no options of its own: set them on its calls."""
         raise NotImplementedError
 
     def link(self, callback: Partial[R_co, Any], /) -> Self:
-        """Return the same step with a callback: it runs once the step has succeeded, with its result.
+        """Return the same step with a callback, which runs with the step's result once the step has succeeded.
 
-        A failed callback changes nothing for the step and for those after it.
+        A failed callback does not affect the step or later steps.
         """
         return self._linked(Link(check_step("link", callback), SUCCEEDED))
 
     def link_error(self, errback: Partial[Failure, Any], /) -> Self:
-        """Return the same step with an errback: it runs once if the step fails for good, with a ``Failure``.
+        """Return the same step with an errback, which runs once with a ``Failure`` if the step fails for good.
 
-        For a chain or a chord it runs once, whichever of its jobs has failed.
+        The errback of a chain or a chord runs once, whichever of its jobs failed.
         """
         return self._linked(Link(_checked_errback(errback), FAILED))
 
     if not TYPE_CHECKING:
 
         def __ror__(self, other: object) -> Never:
-            """Raise ``TypeError``: what stands before it is no step."""
+            """Raise ``TypeError``: the left operand is not a step."""
             check_step("|", other)
 
     def _linked(self, link: Link) -> Self:
@@ -101,15 +102,15 @@ class Partial(Generic[A_contra, R_co]):
         return changed
 
     def _as_it_is(self) -> Self:
-        """Return a step that does not change with this one."""
+        """Return a step that later changes of this one do not affect."""
         return self
 
     def _takes_value(self) -> bool:
-        """Whether it makes use of the value of the step before."""
+        """Whether the step uses the value of the previous step."""
         raise NotImplementedError
 
     def _is_empty(self) -> bool:
-        """Whether it consists of nothing but empty groups."""
+        """Whether the step consists only of empty groups."""
         return False
 
 
@@ -117,7 +118,7 @@ answer_habits(Partial)
 
 
 class Link:
-    """A callback of a step, and the outcome on which it runs."""
+    """Callback of a step, and the outcome on which it runs."""
 
     __slots__ = ("callback", "when")
 
@@ -133,7 +134,7 @@ class Link:
 
 @public
 class Step(Partial[Any, R_co]):
-    """A part of a workflow that can be sent as it is: a call, a chain, a group or a chord."""
+    """Part of a workflow that can be sent as it is: a call, a chain, a group or a chord."""
 
     __slots__ = ()
 
@@ -143,11 +144,11 @@ class Step(Partial[Any, R_co]):
 
 @public
 class Signature(Step[R_co]):
-    """A call that is not enqueued yet: a task, arguments, options. See ``app.enqueue``, ``chain`` and ``group``."""
+    """Call that is not enqueued yet: a task, arguments and options. See ``app.enqueue``, ``chain`` and ``group``."""
 
     __slots__ = ("_sender", "args", "immutable", "kwargs")
 
-    # A header that says how the worker's arguments are made of the job's body.
+    # Header that says how the worker builds the arguments from the job's body.
     _mark = ""
 
     def __init__(
@@ -170,7 +171,7 @@ class Signature(Step[R_co]):
         return changed
 
     def delay(self) -> Job[R_co]:
-        """Enqueue the call now."""
+        """Enqueue the call now. Raises like ``task.delay()``."""
         if self._links or self._mark:
             return cast("Job[R_co]", _plan(self).send().job)
         return self._sender.delay(*self.args, **self.kwargs)
@@ -207,7 +208,7 @@ class Signature(Step[R_co]):
         return self._sender._call(self.args, kwargs, self.task._encode(self.args, kwargs))
 
     def _body(self, *, without: int = 0, first: tuple[Any, ...] = ()) -> bytes:
-        """Encode the arguments. ``without``: how many come before them from other steps. ``first``: put before them."""
+        """Encode the arguments. ``without``: number of arguments from other steps. ``first``: arguments to prepend."""
         if without:
             return self.task._encode_rest(self.args, dict(self.kwargs), without)
         return self.task._encode((*first, *self.args), dict(self.kwargs))
@@ -217,7 +218,7 @@ class Signature(Step[R_co]):
 
 
 class Chunk(Signature[R_co]):
-    """Several calls of a task that one job runs one after another. ``args``: a tuple of arguments for each."""
+    """Several calls of a task that one job runs one after another. ``args``: a tuple of arguments for each call."""
 
     __slots__ = ()
 
@@ -231,7 +232,7 @@ class Chunk(Signature[R_co]):
 
 
 class Composed(Step[R_co]):
-    """A step that consists of others."""
+    """Step that consists of other steps."""
 
     __slots__ = ()
 
@@ -240,17 +241,20 @@ class Composed(Step[R_co]):
     ) -> Workflow[R_co]:
         """Send all jobs of the workflow in one transaction, and return its handle.
 
-        A group, or a chord's, of more than 10,000 calls is sent in several, and its first jobs start meanwhile;
-        ``atomic`` sends it in one as well. One of several that is refused, as a queue or the disk is full, is tried
-        again for ``app.call_timeout``. If it can't be sent, the workflow is cancelled, and the error, whose
-        ``maybe_accepted`` is True, says how many of its jobs had begun. A group that has failed is sent no further.
+        A group (or a chord's group) of more than 10,000 calls is sent in several transactions, and its first jobs start
+        before the last ones are sent; ``atomic=True`` sends it in one. A transaction that is refused because a queue or
+        the disk is full is retried for ``app.call_timeout``. If it still cannot be sent, the workflow is cancelled; the
+        error says how many of its jobs had begun, and its ``maybe_accepted`` is True. Sending stops early if the group
+        has already failed.
 
-        ``name``: for people, to find it by; at most 255 bytes. By default it is made of the names of the tasks.
-        ``deadline``: time at which it is cancelled unless it has ended, in seconds or a timedelta from now, or as a
-        datetime with a time zone. Its errbacks run.
+        ``name``: name for people, at most 255 bytes, by which to find the workflow. Default: made of the names of the
+        tasks.
 
-        Raises ``TypeError`` when arguments do not fit, ``ValueError`` when it can't be one workflow, and what
-        ``task.delay()`` raises.
+        ``deadline``: time after which the workflow is cancelled if it has not ended, as seconds or a timedelta from
+        now, or as a datetime with a time zone. Its errbacks run. Default: none.
+
+        Raises ``TypeError`` when arguments do not fit, ``ValueError`` when the steps cannot form one workflow, and
+        otherwise like ``task.delay()``.
         """
         return cast("Workflow[R_co]", _plan(self, name, deadline, atomic).send().workflow)
 
@@ -261,7 +265,7 @@ class Composed(Step[R_co]):
         return cast("Workflow[R_co]", (await _plan(self, name, deadline, atomic).asend()).workflow)
 
     def options(self, **options: Never) -> Self:  # type: ignore[override]
-        """Raise ``TypeError``: options belong to the calls that a composed step is made of."""
+        """Raise ``TypeError``: set options on the calls of a composed step."""
         first = _first_call(self)
         example = "" if first is None else f", such as {first.task.name}.s(...).options(...)"
         raise TypeError(f"{_kind(self)} has no options of its own; give them to its calls{example}")
@@ -269,7 +273,7 @@ class Composed(Step[R_co]):
     if not TYPE_CHECKING:
 
         def __call__(self, *args: Any, **kwargs: Any) -> Never:
-            """Raise ``TypeError``: a call of a composed step is Celery's way to send it."""
+            """Raise ``TypeError``: calling a composed step is how Celery sends it."""
             raise TypeError(f"{_kind(self)} is not called but sent: by .delay(), which returns a Workflow")
 
     def __repr__(self) -> str:
@@ -312,7 +316,7 @@ class Chain(Composed[R_co]):
 
 @public
 class Chord(Chain[R_co]):
-    """A group, and a step that gets the list of its results: ``group(...) | body``."""
+    """Group followed by a step that gets the list of its results: ``group(...) | body``."""
 
     __slots__ = ()
 
@@ -333,17 +337,17 @@ class Chord(Chain[R_co]):
 
 @public
 class Group(Composed[list[T]], Generic[T]):
-    """Steps that run at the same time. Its result is the list of theirs, in their order."""
+    """Steps that run at the same time. The result is the list of their results, in the same order."""
 
     __slots__ = ("_errbacks", "_first", "_later", "max_failures")
 
     def __init__(self, steps: Sequence[Partial[Any, T]], max_failures: int = 0, later: Later | None = None) -> None:
         super().__init__()
         self._first: Sequence[Partial[Any, T]] = steps
-        # Steps that are made when they are sent.
+        # Steps that are created when they are sent.
         self._later = later
         self.max_failures: int = max_failures
-        # Of each member.
+        # Errbacks of each member.
         self._errbacks: tuple[Link, ...] = ()
 
     @overload  # type: ignore[override]  # its results can be read as a stream, too
@@ -354,9 +358,9 @@ class Group(Composed[list[T]], Generic[T]):
         return Chord([self, check_step("|", other)])
 
     def link_error(self, errback: Partial[Failure, Any], /, *, each: bool = False) -> Self:
-        """Return the same group with an errback: it runs once if the group fails, with a ``Failure``.
+        """Return the same group with an errback, which runs once with a ``Failure`` if the group fails.
 
-        ``each``: it runs for each member that fails, even if the group puts up with that.
+        With ``each=True`` it runs for each failed member instead, even if the group tolerates that failure.
         """
         link = Link(_checked_errback(errback), FAILED)
         if not each:
@@ -367,11 +371,11 @@ class Group(Composed[list[T]], Generic[T]):
 
     @property
     def steps(self) -> tuple[Partial[Any, T], ...]:
-        """The steps. Those of a large group that an iterator makes are all made for this."""
+        """Steps of the group. For a large group made from an iterator, this creates all of them."""
         return (*self._first, *(() if self._later is None else self._later.all()))
 
     def _stream(self) -> Iterator[Partial[Any, T]]:
-        """Iterate over the steps, once where an iterator makes them."""
+        """Iterate over the steps. If they come from an iterator, this works only once."""
         yield from self._first
         if self._later is not None:
             yield from self._later.stream()
@@ -404,7 +408,7 @@ class Group(Composed[list[T]], Generic[T]):
 
 
 class Later:
-    """Steps of a large group that come from an iterator: made when they are sent, and only once."""
+    """Steps of a large group that come from an iterator, created once, when they are sent."""
 
     __slots__ = ("_all", "_steps", "_where")
 
@@ -414,7 +418,7 @@ class Later:
         self._all: tuple[Partial[Any, Any], ...] | None = None
 
     def all(self) -> tuple[Partial[Any, Any], ...]:
-        """Make all steps, and keep them."""
+        """Create all steps, and keep them."""
         if self._all is None:
             found: list[Partial[Any, Any]] = []
             for step in self.stream():
@@ -436,7 +440,7 @@ class Later:
         return (check_step(self._where, step) for step in steps)
 
 
-# Number of members that the text of a group names.
+# Number of members that `str()` of a group shows.
 _SHOWN = 3
 
 
@@ -463,8 +467,8 @@ def chain(
 def chain(*steps: Any) -> Any:
     """Compose steps that run one after another: ``chain(a.s(1), b.s(), c.s())`` is ``a.s(1) | b.s() | c.s()``.
 
-    The result of each step is the first argument of the next, unless that is made by ``si``. A chain of one step is
-    that step. An empty group in it is skipped.
+    The result of each step is the first argument of the next step, unless that was made by ``si``. A chain of one step
+    is that step. Empty groups are skipped.
     """
     if not steps:
         raise ValueError("chain() needs at least one step")
@@ -487,8 +491,9 @@ def group(*steps: Partial[B, A], max_failures: int = 0) -> Partial[B, list[A]]: 
 def group(*steps: Any, max_failures: int = 0) -> Any:
     """Compose steps that run at the same time: ``group(a.s(1), b.s(2))``, or ``group(a.s(i) for i in range(9))``.
 
-    The result is the list of theirs, in the same order; of a group without steps it is ``[]``. ``max_failures``: the
-    number of steps that may fail; a ``Failure`` then is in the place of each that has. With one more the group fails.
+    The result is the list of the steps' results in the same order, or ``[]`` without steps. ``max_failures``: number of
+    steps that may fail. A ``Failure`` then takes the place of each missing result. If more steps fail, the group fails.
+    Default: 0.
     """
     if not is_int(max_failures) or max_failures < 0:
         raise ValueError(f"max_failures must be a number of steps, not {max_failures!r}")
@@ -501,7 +506,7 @@ def group(*steps: Any, max_failures: int = 0) -> Any:
 
 
 def _group(where: str, given: Iterable[Any], max_failures: int = 0) -> Group[Any]:
-    """Make a group. What an iterator makes is not kept, beyond what goes into one transaction."""
+    """Make a group. Steps from an iterator are not kept beyond those of the first transaction."""
     steps = iter(given)
     first = tuple(check_step(where, step) for step in islice(steps, AT_ONCE))
     following = next(steps, None) if len(first) == AT_ONCE else None
@@ -509,7 +514,7 @@ def _group(where: str, given: Iterable[Any], max_failures: int = 0) -> Group[Any
         return Group(first, max_failures)
     later = Later(where, itertools.chain((following,), steps))
     if steps is not given:
-        # It may change before it is sent.
+        # The collection may change before the group is sent.
         later.all()
     return Group(first, max_failures, later)
 
@@ -525,7 +530,7 @@ def chord(header: Iterable[Step[A]], body: Partial[Results[A], S], /) -> Chord[S
 def chord(header: Any, body: Any = None, /) -> Any:
     """Compose a group and a step that gets the list of its results: ``chord(group(...), total.s())``.
 
-    ``header``: the group, or an iterable of its steps. It is the same as ``group(...) | body``.
+    ``header``: the group, or an iterable of its steps. Equivalent to ``group(...) | body``.
     """
     if body is None:
         raise TypeError("chord takes the group and the step after it: chord(header, body.s()), which .delay() sends")
@@ -534,10 +539,10 @@ def chord(header: Any, body: Any = None, /) -> Any:
 
 
 def chunks(task: TakesArguments[*As, R], calls: Iterable[tuple[*As]], n: int) -> Group[list[R]]:
-    """Compose a group of jobs that make up to ``n`` calls of ``task`` each, one after another.
+    """Compose a group of jobs, each of which makes up to ``n`` calls of ``task`` one after another.
 
-    ``calls``: a tuple of all positional arguments for each. The result is a list of lists. A job is retried as a whole.
-    For calls that take less time than a job costs.
+    Use it for calls that take less time than the overhead of a job. ``calls``: a tuple of all positional arguments for
+    each call. The result is a list of lists. A job is retried as a whole.
     """
     if not is_int(n) or n < 1:
         raise ValueError(f"n must be the number of calls in a job, not {n!r}")
@@ -575,7 +580,7 @@ def map_reduce(sender: Sender[..., Any], items: Iterable[Any], reduce: Partial[l
 
 
 class _Calls(Sequence[Signature[Any]]):
-    """Calls with one argument each, which are made as they are looked at: there may be a million."""
+    """Calls with one argument each, created on access, since there may be a million."""
 
     __slots__ = ("_items", "_sender")
 
@@ -597,7 +602,7 @@ class _Calls(Sequence[Signature[Any]]):
 
 
 def check_step(where: str, step: Any) -> Partial[Any, Any]:
-    """Return a step; ``TypeError`` says what is one."""
+    """Return the step. Raises ``TypeError``, with advice, for anything else."""
     if is_a(step, Partial):
         return cast("Partial[Any, Any]", step)._as_it_is()
     if hasattr(step, "si") and hasattr(step, "task"):
@@ -612,7 +617,7 @@ def check_step(where: str, step: Any) -> Partial[Any, Any]:
 
 
 def _steps_of_chain(step: Partial[Any, Any]) -> tuple[Partial[Any, Any], ...]:
-    """Return the steps of a chain that is a part of another; one with callbacks of its own stays a step as a whole."""
+    """Return the steps of a nested chain. A chain with callbacks of its own stays a single step."""
     return () if step._links or type(step) is not Chain else step.steps
 
 
@@ -633,7 +638,7 @@ def _kind(step: Partial[Any, Any]) -> str:
 
 
 def _first_call(step: Partial[Any, Any]) -> Signature[Any] | None:
-    """Return the first call that a step is made of; None where there is none."""
+    """Return the first call of a step; None if it has none."""
     if isinstance(step, Signature):
         return step
     inside: Sequence[Partial[Any, Any]] = (
@@ -648,7 +653,7 @@ def _plan(
     deadline: Seconds | datetime | None = None,
     atomic: bool = False,
 ) -> Any:
-    # Not imported above: programs that send no workflow do without.
+    # Imported here because programs that send no workflow do not need it.
     from penstock._flows.build import Plan
 
     return Plan(step, name, deadline=deadline, atomic=atomic)

@@ -1,4 +1,4 @@
-"""A workflow, seen by the program that sent it, or by any that has its id."""
+"""Handle of a workflow, for the program that sent it or any program that has its id."""
 
 # No `from __future__ import annotations`: see `_public.py`.
 import asyncio
@@ -64,34 +64,34 @@ A = TypeVar("A")
 R_co = TypeVar("R_co", covariant=True)
 
 _PAGE = 1_000
-# Jobs among which an error looks for one that keeps the others waiting.
+# Number of jobs among which an error looks for one that keeps the others waiting.
 _LOOKED_AT = 16
-# How often one who waits and draws asks how far it has come.
+# Interval at which a caller that waits and draws asks for progress.
 _DRAWN_EVERY_S = 1.0
 
 
 @public
 @dataclass(frozen=True, slots=True)
 class PartialResults(Generic[A]):
-    """How far a workflow has come: see ``Workflow.partial``."""
+    """Progress of a workflow: see ``Workflow.partial``."""
 
     done: int
-    """Number of members that have succeeded."""
+    """Number of successful members."""
     failed: int
-    """Number of members that have failed for good, were cancelled or expired."""
+    """Number of members that failed for good, were cancelled or expired."""
     pending: int
     """Number of members that have not ended."""
     results: dict[int, A | Failure]
-    """Result or failure of each member that has ended and whose result is kept, by its place."""
+    """Result or failure of each ended member whose result is kept, by index."""
 
 
 @public
 class Workflow(Generic[R_co]):
-    """A chain, a group or a chord that was sent. Equal to any other ``Workflow`` of the same id.
+    """Sent chain, group, chord or graph. Equal to any other ``Workflow`` of the same id.
 
-    ``workflow[i]`` is the job of the i-th member of a group, of a chord's group, or the i-th step of a chain or a
-    graph, and ``len(workflow)`` their number. ``workflow["load"]`` is the job of the step of a graph with this name.
-    ``await workflow`` returns what ``result()`` returns. It can be pickled.
+    ``workflow[i]`` is the job of member i of a group (or a chord's group), or of step i of a chain or a graph, and
+    ``len(workflow)`` is their number. ``workflow["load"]`` is the job of the graph's step with that name. ``await
+    workflow`` is ``await workflow.aresult()``. A workflow can be pickled.
     """
 
     __slots__ = ("__weakref__", "_app", "_graph", "_id", "_members", "_names", "_nothing")
@@ -104,29 +104,29 @@ class Workflow(Generic[R_co]):
         names: Sequence[str] | None = None,
         nothing: Any = None,
     ) -> None:
-        # None: it has no jobs, so that no broker knows it.
+        # None for a workflow without jobs, which no broker knows.
         self._app = app
         self._id = id
-        # None: it was found by its id, and the broker was not asked for them yet.
+        # None if the workflow was found by its id and the broker was not asked for its members yet.
         self._members = members
-        # Of the members, where they are steps of a graph.
+        # Names of the members, where they are steps of a graph.
         self._names = names
-        # Names and ids of the steps of the graph that is its end, once the broker was asked for them.
+        # Names and ids of the steps of the graph at its end, once the broker was asked for them.
         self._graph: tuple[Sequence[str], Sequence[bytes]] | None = None
-        # The result of a workflow without jobs.
+        # Result of a workflow without jobs.
         self._nothing = nothing
 
     @property
     def id(self) -> str:
-        """Id for ``app.workflow()``: that of its group, or of its last job. Empty for a workflow without jobs."""
+        """Id for ``app.workflow()``: the id of its group or its last job. Empty for a workflow without jobs."""
         return format_id(self._id) if self._id else ""
 
     def result(self, timeout: Seconds | None = None) -> R_co:
-        """Wait for the end of the workflow and return its result: of a group the list of its members' results.
+        """Wait for the end of the workflow and return its result. For a group that is the list of its members' results.
 
-        ``timeout``: seconds or a timedelta; 0 only asks. By default it waits as long as it takes. Raises ``GroupError``
-        when a job before the last one, or too many members of the group, have failed. Raises the error of the last job
-        when that has failed, and otherwise what ``Job.result`` raises.
+        ``timeout``: seconds or a timedelta; with 0 it asks once without waiting. By default it waits forever. Raises
+        ``GroupError`` when a job before the last one, or too many members of the group, failed. Raises the error of the
+        last job if that failed, and otherwise like ``Job.result``.
         """
         if self._app is None:
             return cast(R_co, self._nothing)
@@ -135,13 +135,13 @@ class Workflow(Generic[R_co]):
             return cast(R_co, Job[Any](self._app, self._id, self._is_sent).result(limit_s))
         except NoSuchJob as error:
             if error.__cause__ is not None:
-                raise  # what the last job has raised
+                raise  # the error of the last job
             raise self._unknown(self._app) from None
         except ResultTimeout:
             raise self._late(self._ended_by_now(), limit_s) from None
 
     async def aresult(self, timeout: Seconds | None = None) -> R_co:
-        """Like ``result``, but awaitable. Cancelling it does not cancel the workflow."""
+        """Like ``result``, but awaitable. Cancelling the await does not cancel the workflow."""
         if self._app is None:
             return cast(R_co, self._nothing)
         limit_s = timeout_s("timeout", timeout)
@@ -149,7 +149,7 @@ class Workflow(Generic[R_co]):
             return cast(R_co, await Job[Any](self._app, self._id, self._is_sent).aresult(limit_s))
         except NoSuchJob as error:
             if error.__cause__ is not None:
-                raise  # what the last job has raised
+                raise  # the error of the last job
             raise self._unknown(self._app) from None
         except ResultTimeout:
             raise await self._alate(limit_s) from None
@@ -158,11 +158,11 @@ class Workflow(Generic[R_co]):
         return self.aresult().__await__()
 
     def results(self: "Workflow[list[A]]", timeout: Seconds | None = None) -> Results[A]:
-        """Wait until all members of the group have ended, and return their results to read through.
+        """Wait until all members of the group have ended, and return a sequence that reads their results on access.
 
-        ``timeout`` as for ``result``. Members that failed have a ``Failure`` in their place, even if the group has
-        failed. Raises ``TypeError`` when the workflow's result is not a group's, and ``GroupError`` when that was never
-        begun, as a step before it has failed.
+        ``timeout`` is as for ``result``. A failed member has a ``Failure`` in its place, even if the group failed.
+        Raises ``TypeError`` when the workflow's result does not come from a group, and ``GroupError`` when the group
+        never started because an earlier step failed.
         """
         app, limit_s = self._app, timeout_s("timeout", timeout)
         if app is None:
@@ -199,15 +199,15 @@ class Workflow(Generic[R_co]):
     def as_completed(self, timeout: Seconds | None = None) -> AsCompleted[Any]:
         """Iterate over the jobs of the members, or of a chain's steps, in the order in which they end.
 
-        With ``for`` or ``async for``; ``timeout`` is for all of it. Of more than 10,000 members, the first 10,000 come
-        before the next ones. Raises ``ResultTimeout`` when the time is up.
+        Iterate with ``for`` or ``async for``. ``timeout``: seconds or a timedelta for the whole iteration. Groups of
+        more than 10,000 members are handled in blocks of 10,000. Raises ``ResultTimeout`` when the time is up.
         """
         if len(self) > BLOCK:
             return InBlocks(cast("Sequence[Job[Any]]", self), timeout)
         return as_completed(list(self), timeout)
 
     def partial(self) -> PartialResults[Any]:
-        """Ask how many members, or steps of a chain, have ended, and for their results."""
+        """Return how many members, or steps of a chain, have ended, and their results."""
         app, members = self._app, self._known_members()
         if app is None:
             return PartialResults(0, 0, 0, {})
@@ -233,10 +233,11 @@ class Workflow(Generic[R_co]):
         return await afinish(app, self._partial(ended), app.call_timeout)
 
     def cancel(self, reason: str = "", *, running: Literal["ask", "kill", "leave"] = "ask") -> None:
-        """Cancel all its jobs that have not ended; returns once that is decided, and durable.
+        """Cancel all jobs of the workflow that have not ended. Returns once that is decided and durable.
 
-        Waiting jobs never start. ``running`` as for ``Job.cancel``: a running job is asked to stop, killed, or left.
-        Raises ``BrokerUnavailable`` or ``CallTimeout`` after ``app.call_timeout``.
+        Waiting jobs never start. ``running`` is as for ``Job.cancel``: a running job is asked to stop, killed, or left
+        alone. ``reason``: text of at most 200 bytes for the ``JobCancelled`` error. Raises ``BrokerUnavailable`` or
+        ``CallTimeout`` after ``app.call_timeout``.
         """
         check_cancel(reason, running)
         if self._app is not None:
@@ -249,24 +250,24 @@ class Workflow(Generic[R_co]):
             await self._app._connected().acancel_workflow(self._id, reason, running, self._app.call_timeout)
 
     def retry_failed(self) -> int:
-        """Put its failed jobs back into their queues, with all their retries; return their number.
+        """Put the failed jobs of the workflow back into their queues, with all of their retries; return their number.
 
-        The workflow goes on: it is ``RUNNING`` again, and the jobs that the failures had blocked wait for the new
-        runs. Jobs that have succeeded are not run again, and neither are errbacks that have run. Jobs that were
-        cancelled or have expired are not failed jobs, and can't be retried. Raises ``BrokerUnavailable`` or
-        ``CallTimeout`` after ``app.call_timeout``.
+        The workflow continues: it is ``RUNNING`` again, and jobs that the failures had blocked wait for the new runs.
+        Neither jobs that have succeeded nor errbacks that have run are run again. Cancelled and expired jobs do not
+        count as failed, and cannot be retried. Raises ``BrokerUnavailable`` or ``CallTimeout`` after
+        ``app.call_timeout``.
         """
         return 0 if self._app is None else self._app.failed(workflow=self).retry()
 
     async def aretry_failed(self) -> int:
-        """Like ``retry_failed``, but awaitable. Cancelling it does not take the order back."""
+        """Like ``retry_failed``, but awaitable. Cancelling the await does not withdraw the order."""
         return 0 if self._app is None else await self._app.failed(workflow=self).aretry()
 
     def state(self) -> JobState:
-        """Ask for the state: ``RUNNING`` until the workflow has ended, then how it has.
+        """Return the state: ``RUNNING`` until the workflow has ended, then its final state.
 
-        Raises ``NoSuchJob`` when the broker knows nothing of it, and ``BrokerUnavailable`` or ``CallTimeout`` after
-        ``app.call_timeout``.
+        Raises ``NoSuchJob`` when the broker does not know the workflow, and ``BrokerUnavailable`` or ``CallTimeout``
+        after ``app.call_timeout``.
         """
         if self._app is None:
             return JobState.SUCCEEDED
@@ -287,11 +288,11 @@ class Workflow(Generic[R_co]):
         return _state_of(end)
 
     def status(self) -> WorkflowStatus:
-        """Ask how far it has come: its jobs by state, its steps as a tree, the first failures. ``print`` draws it.
+        """Return the workflow's status: its jobs by state, its steps as a tree, the first failures. ``print`` draws it.
 
-        A group of many is one step. Raises ``NoSuchJob`` when the broker lists no such workflow: it never was, was sent
-        by an older client, or has ended and was forgotten, a day after it had succeeded. Raises ``BrokerUnavailable``
-        or ``CallTimeout`` after ``app.call_timeout``.
+        A large group counts as one step. Raises ``NoSuchJob`` when the broker does not list the workflow: it never
+        existed, an older client sent it, or it has ended and was forgotten, which happens a day after success. Raises
+        ``BrokerUnavailable`` or ``CallTimeout`` after ``app.call_timeout``.
         """
         app = self._app
         if app is None:
@@ -311,10 +312,10 @@ class Workflow(Generic[R_co]):
         return await asyncio.to_thread(self.status)
 
     def wait(self, timeout: Seconds | None = None, *, progress: bool = False) -> JobState:
-        """Wait for the end of the workflow, and return how it has ended.
+        """Wait for the end of the workflow and return its final state.
 
-        ``timeout`` as for ``result``. ``progress=True`` shows meanwhile how many of its jobs have ended, as
-        ``Job.wait`` does. Raises ``ResultTimeout`` when the time is up.
+        ``timeout`` is as for ``result``. ``progress=True`` shows how many of its jobs have ended while it waits, like
+        ``Job.wait``. Raises ``ResultTimeout`` when the time is up.
         """
         app, limit_s = self._app, timeout_s("timeout", timeout)
         if app is None:
@@ -329,7 +330,7 @@ class Workflow(Generic[R_co]):
             raise self._late(self._ended_by_now(), limit_s) from None
 
     def _wait_drawing(self, limit_s: float | None) -> float | None:
-        """Draw how far it has come until it has ended, or the time is up. Return how much time is left."""
+        """Draw the progress until the workflow has ended or the time is up. Return the time left."""
         for left_s in self._draw(limit_s):
             with contextlib.suppress(ResultTimeout, ResultExpired):
                 self._wait(cast("App", self._app), left_s)
@@ -343,7 +344,7 @@ class Workflow(Generic[R_co]):
         return 0.0
 
     def _draw(self, limit_s: float | None) -> Iterator[float]:
-        """Draw how far it has come; yield for how long to wait, and draw again, until it has ended or time is up."""
+        """Draw the progress repeatedly, and yield each pause, until the workflow has ended or the time is up."""
         from penstock._jobs.progress import Drawing
 
         until = math.inf if limit_s is None else time.monotonic() + limit_s
@@ -351,7 +352,7 @@ class Workflow(Generic[R_co]):
         try:
             while True:
                 state = self.state()
-                # It may be an older client's, or have been forgotten; and a broker may start again.
+                # An older client may have sent it, it may have been forgotten, or the broker may be restarting.
                 with contextlib.suppress(NoSuchJob, BrokerUnavailable, CallTimeout):
                     drawing.show(_progress_of(self.status().jobs))
                 left_s = until - time.monotonic()
@@ -379,7 +380,7 @@ class Workflow(Generic[R_co]):
             raise await self._alate(limit_s) from None
 
     def done(self) -> bool:
-        """Ask whether the workflow has ended, however it did. Raises as ``state`` does."""
+        """Return whether the workflow has ended, in whatever way. Raises like ``state``."""
         return self.state() is not JobState.RUNNING
 
     async def adone(self) -> bool:
@@ -398,7 +399,7 @@ class Workflow(Generic[R_co]):
         if app is None:
             raise IndexError("this workflow has no members")
         if self._members is None and is_join(self._id) and index >= 0:
-            # Computed; how many there are is not known here.
+            # The id is computed; the number of members is not known here.
             return Job(app, member_id(self._id, index))
         try:
             return Job(app, self._known_members()[index], self._is_sent)
@@ -428,14 +429,14 @@ class Workflow(Generic[R_co]):
 
     @property
     def _is_sent(self) -> bool:
-        """Whether a broker surely had it."""
+        """Whether a broker has certainly accepted the workflow."""
         return self._members is not None
 
     def _named(self, name: str) -> Job[Any]:
         app = self._app
         if app is None or (self._names is None and not (is_join(self._id) and kind_of(self._id) == NAMED)):
             raise TypeError(f"workflow {self.id}: its steps have no names; those of a graph have, as its last step")
-        # Of a chain with a graph at its end, the members are the chain's steps.
+        # The members of a chain that ends with a graph are the chain's steps.
         names, ids = self._named_steps(app) if self._names is None else (self._names, self._known_members())
         try:
             return Job(app, ids[names.index(name)], self._is_sent)
@@ -450,7 +451,7 @@ class Workflow(Generic[R_co]):
         return self._graph
 
     def _known_members(self) -> Sequence[bytes]:
-        """Return the ids of its members. Of a workflow that was found by its id, the broker is asked for them once."""
+        """Return the ids of the members. For a workflow found by its id, this asks the broker once."""
         if self._members is None:
             self._members = self._described_members()
         return self._members
@@ -494,11 +495,11 @@ class Workflow(Generic[R_co]):
             _ended(end)
 
     def _lacks_members(self, end: tuple[int, bytes]) -> bool:
-        """Whether it is a group that has failed, found by its id: its end does not tell how many members it has."""
+        """Whether this is a failed group found by its id: its end does not include the number of members."""
         return self._members is None and end[0] == UPSTREAM and is_join(self._id) and kind_of(self._id) == LIST
 
     def _group_of(self, status: int, body: bytes) -> Asking[tuple[bytes, int, bool]]:
-        """Return the join of the group that makes the result, its size, and whether all members have ended."""
+        """Return the join of the group that yields the result, its size, and whether all members have ended."""
         assert self._app is not None
         job_id = self._id
         while status == GATHERED:
@@ -539,7 +540,7 @@ class Workflow(Generic[R_co]):
         return PartialResults(done, failed, len(members) - len(ended), found)
 
     def _late(self, ended: set[int] | None, limit_s: float | None) -> ResultTimeout:
-        """Make the error of a caller whose time is up. ``ended``: the places of the members that have ended."""
+        """Make the error for a caller whose time is up. ``ended``: the indexes of the members that have ended."""
         app, how_far = self._app, ""
         if app is not None:
             if ended is not None and self._members is not None:
@@ -555,7 +556,7 @@ class Workflow(Generic[R_co]):
         return await asyncio.to_thread(self._late, await self._aended_by_now(), limit_s)
 
     def _ended_by_now(self) -> set[int] | None:
-        """Return the places of the members that have ended; None when that is not known."""
+        """Return the indexes of the members that have ended; None when that is not known."""
         if self._app is None or self._members is None or len(self._members) > BLOCK:
             return None
         try:
@@ -574,14 +575,14 @@ class Workflow(Generic[R_co]):
             return None
 
     def _whereabouts(self, app: "App", ended: set[int]) -> str:
-        """Describe a job that keeps the others waiting; empty where none is found."""
+        """Describe a job that keeps the others waiting; empty if none is found."""
         connection = app._connected()
         broker, limit_s = connection.broker, app.call_timeout
         found = connection.whereabouts_of_one(self._not_ended(ended), broker, limit_s)
         if found:
             return found
         try:
-            # Members that consist of others have no job of their id.
+            # Composite members have no job of their id.
             steps = self.status().steps
         except PenstockError:
             return ""
@@ -589,7 +590,7 @@ class Workflow(Generic[R_co]):
         return connection.whereabouts_of_one(list(jobs), broker, limit_s)
 
     def _not_ended(self, ended: set[int]) -> list[bytes]:
-        """Return the ids of jobs that may not have ended, those that come first before others."""
+        """Return the ids of jobs that may not have ended, earlier ones first."""
         steps = itertools.chain(
             (step for place, step in enumerate(self._members or ()) if place not in ended),
             (self._id,),
@@ -615,9 +616,9 @@ answer_habits(Workflow)
 
 
 def _members_of(root: StepStatus) -> Sequence[bytes] | None:
-    """Return the ids of a workflow's members by its steps: those of a group, of a chord's group, the steps of a chain.
+    """Return the ids of a workflow's members by its steps: members of a group or chord, or steps of a chain.
 
-    None where not all steps were described.
+    Returns None if not all steps were described.
     """
     if root.kind == "job":
         return None if root.id is None else (job_id_of(root.id),)
@@ -633,7 +634,7 @@ def _members_of(root: StepStatus) -> Sequence[bytes] | None:
 
 
 def _on_their_way(step: StepStatus) -> Iterator[bytes]:
-    """Yield the ids of jobs that may wait in queues or run."""
+    """Yield the ids of jobs that may be waiting in queues or running."""
     if step.state is not None and step.state not in _NOT_ENDED:
         return
     for inner in step.steps:

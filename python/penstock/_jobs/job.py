@@ -101,8 +101,7 @@ class Job(Generic[R_co]):
 
     @property
     def created(self) -> bool:
-        """Whether the call that returned this handle created the job. False if the job existed already: see
-        ``unique``."""
+        """Whether the call that returned this handle created the job; False if it existed before (``unique``)."""
         return True
 
     def result(self, timeout: Seconds | None = None) -> R_co:
@@ -113,9 +112,10 @@ class Job(Generic[R_co]):
 
         Raises the task's own error if this process has imported its type, else ``TaskError``; in both cases
         ``__cause__`` is the remote traceback. Raises ``WorkerCrashed``, ``JobExpired`` or ``JobCancelled`` for jobs
-        that ended that way, and ``GroupError`` when a job on which it depends has failed. Raises ``ResultExpired`` when the job has ended and its result is not kept, and ``NoSuchJob`` when the broker
-        does not know the id. When the time is up, raises ``ResultTimeout``, or ``BrokerUnavailable`` or ``CallTimeout``
-        if no broker answered. If another call replaced the job, returns the result of that call.
+        that ended that way, and ``GroupError`` when a job on which it depends has failed. Raises ``ResultExpired`` when
+        the job has ended and its result is not kept, and ``NoSuchJob`` when the broker does not know the id. When the
+        time is up, raises ``ResultTimeout``, or ``BrokerUnavailable`` or ``CallTimeout`` if no broker answered. If
+        another call replaced the job, returns the result of that call.
         """
         limit_s = timeout_s("timeout", timeout)
         begun = time.monotonic()
@@ -295,7 +295,7 @@ class Job(Generic[R_co]):
             raise self._named(error) from None
 
     def cancel(self, reason: str = "", *, running: Literal["ask", "kill", "leave"] = "ask") -> JobState:
-        """Cancel the job, and return its resulting state. A job that has ended does not change.
+        """Cancel the job, and return the state in which it was found. A job that has ended does not change.
 
         A waiting job ends at once and never starts. A running job is asked to stop, and the state is ``CANCELLING``:
         ``JobInterrupt`` is raised in it. It ends when that propagates out of the task; if it does not, the worker kills
