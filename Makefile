@@ -111,8 +111,9 @@ bench-against: .venv/.built ## compare CPU a job with the built checkout in DIR=
 bench-backlog: ## measure ten million waiting jobs (or BACKLOG_JOBS): rates, memory, restart
 	cargo bench --quiet --package penstock-cli --bench backlog
 
-docs: .venv/.built ## run every example in README.md and docs/, check their links, build the Rust docs
+docs: .venv/.built ## run every example in README.md and docs/, build the site into .ran/site, and the Rust docs
 	$(python) -m pytest -q tests/docs
+	$(python) -m sphinx --quiet --fail-on-warning --keep-going -d .ran/site-trees docs .ran/site
 	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --quiet
 
 format: .venv/.ready ## format all code
