@@ -11,7 +11,7 @@ use bytes::Bytes;
 use penstock_broker::{Broker, BrokerOptions, ConnId, Input, Now, Output, Position, Recovery};
 use penstock_message::{
     Consume, DEFAULT_PRIORITY, Delivery, Due, Durability, IdSource, Key, Message, MessageId, Op,
-    SessionId, Tasks, Tx, Value, ValueStatus,
+    SessionId, TaskSelection, Tx, Value, ValueStatus,
 };
 
 const BATCH: u64 = 64;
@@ -189,7 +189,7 @@ impl Bench {
     fn consume(&mut self, add_credit: u32) -> Vec<Delivery> {
         let consume = Consume {
             queues: vec!["default".to_owned()],
-            tasks: Tasks::Named(vec!["shop.mail.send".to_owned()]),
+            tasks: TaskSelection::Named(vec!["shop.mail.send".to_owned()]),
             add_credit,
             ..Consume::default()
         };

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 
 use penstock_faults::perhaps;
 use penstock_message::{
-    Answer, Counts, Durability, JoinId, KeyState, MessageId, Notice, Query, Receipt, SeededState,
-    SessionId, Space,
+    Answer, BrokerCounts, Durability, JoinId, KeyState, MessageId, Notice, Query, Receipt,
+    SeededState, SessionId, Space,
 };
 use rustc_hash::FxHashMap;
 
@@ -80,7 +80,7 @@ pub struct Broker {
     pub(crate) room_bytes: u64,
     /// The memory limit, while the process is at it.
     pub(crate) memory_is_full: Option<u64>,
-    pub(crate) counts: Counts,
+    pub(crate) counts: BrokerCounts,
     /// Whether the record at hand must be on disk, however durable its transactions asked to be.
     must_be_safe: bool,
 }
@@ -128,7 +128,7 @@ impl Broker {
             fewest_running: None,
             room_bytes: u64::MAX,
             memory_is_full: None,
-            counts: Counts::default(),
+            counts: BrokerCounts::default(),
             must_be_safe: false,
         };
         broker.resume_use();

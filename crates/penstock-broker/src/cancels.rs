@@ -16,7 +16,7 @@ use std::collections::{BTreeSet, VecDeque};
 
 use penstock_faults::planted;
 use penstock_message::{
-    Applied, CancelOrder, Filter, Lease, Member, MessageId, MessageState, Refusal, Running,
+    Applied, CancelOrder, Filter, Lease, Member, MessageId, MessageState, OnRunning, Refusal,
 };
 
 use crate::Broker;
@@ -44,12 +44,12 @@ enum InPlace {
 
 impl Broker {
     /// Whether anything of the job waits, or runs and may be asked to stop.
-    pub(crate) fn check_cancel(&self, id: &MessageId, running: Running) -> Result<(), Refusal> {
+    pub(crate) fn check_cancel(&self, id: &MessageId, running: OnRunning) -> Result<(), Refusal> {
         let messages = &self.state.messages;
         let mut found = Err(Refusal::NoSuchJob);
         for slot in messages.copies(id) {
             found = match messages.state(slot) {
-                MessagePlace::Leased(_) if running == Running::Leave => {
+                MessagePlace::Leased(_) if running == OnRunning::Leave => {
                     Err(Refusal::TooLate(self.state_of(slot)))
                 }
                 MessagePlace::Failed => Err(Refusal::TooLate(MessageState::Failed)),
@@ -58,7 +58,7 @@ impl Broker {
         }
         match self.in_place_of(id) {
             Some(InPlace::Jobs(slots)) => {
-                let stays = |slot: &u32| running == Running::Leave && messages[*slot].is_leased();
+                let stays = |slot: &u32| running == OnRunning::Leave && messages[*slot].is_leased();
                 match slots.iter().find(|slot| !stays(slot)) {
                     Some(_) => Ok(()),
                     None => Err(Refusal::TooLate(MessageState::Running)),
@@ -73,7 +73,12 @@ impl Broker {
     }
 
     /// Cancels a job, or what runs in its place.
-    pub(crate) fn cancel_job(&mut self, id: &MessageId, reason: &str, running: Running) -> Applied {
+    pub(crate) fn cancel_job(
+        &mut self,
+        id: &MessageId,
+        reason: &str,
+        running: OnRunning,
+    ) -> Applied {
         let in_place = match self.state.messages.copies(id).next() {
             Some(_) => None,
             None => self.in_place_of(id),
@@ -103,7 +108,7 @@ impl Broker {
 
     /// Cancels a job, or what runs in its place, of the broker's own accord: a group ends in steps, since many may be cancelled
     /// in one record.
-    pub(crate) fn cancel_in_steps(&mut self, id: &MessageId, reason: &str, running: Running) {
+    pub(crate) fn cancel_in_steps(&mut self, id: &MessageId, reason: &str, running: OnRunning) {
         if self.state.messages.copies(id).next().is_some() {
             self.cancel_job(id, reason, running);
             return;
@@ -171,7 +176,12 @@ impl Broker {
 
     /// Ends those of the messages that wait, and asks those that run to stop. Returns the state that they were in, or are in
     /// now if some run.
-    fn cancel(&mut self, slots: Vec<u32>, reason: &str, running: Running) -> Option<MessageState> {
+    fn cancel(
+        &mut self,
+        slots: Vec<u32>,
+        reason: &str,
+        running: OnRunning,
+    ) -> Option<MessageState> {
         let messages = &self.state.messages;
         let copies = slots.into_iter();
         let copies = copies.filter(|slot| !messages[*slot].is_failed());
@@ -184,17 +194,17 @@ impl Broker {
         });
         let how = How::Cancelled;
         self.end_waiting(waiting, Unrun { how, reason });
-        if running == Running::Leave || leased.is_empty() {
+        if running == OnRunning::Leave || leased.is_empty() {
             return found;
         }
         for slot in leased {
-            self.ask_to_stop(slot, reason, running == Running::Kill);
+            self.ask_to_stop(slot, reason, running == OnRunning::Kill);
         }
         Some(MessageState::Cancelling)
     }
 
     /// Cancels all jobs that match, in steps; returns the id of the operation.
-    pub(crate) fn cancel_all(&mut self, filter: &Filter, reason: &str, running: Running) -> u64 {
+    pub(crate) fn cancel_all(&mut self, filter: &Filter, reason: &str, running: OnRunning) -> u64 {
         if let Some(workflow) = whole_workflow(filter) {
             self.state.workflows.mark_cancelled(workflow);
         }
@@ -332,7 +342,7 @@ impl Broker {
         let mut marks = self.state.marks.values().map(|(mark, _)| *mark);
         marks.find(|mark| {
             mark.what.is_cancellation()
-                && mark.running != Running::Leave
+                && mark.running != OnRunning::Leave
                 && self.state.is_meant(mark, slot)
         })
     }

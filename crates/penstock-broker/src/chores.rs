@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use bytes::Bytes;
 use penstock_faults::{perhaps, planted};
-use penstock_message::{Durability, Filter, JoinId, Key, MessageId, Running, Space};
+use penstock_message::{Durability, Filter, JoinId, Key, MessageId, OnRunning, Space};
 
 use crate::Broker;
 use crate::endings::{NOT_NEEDED, Unrun};
@@ -331,7 +331,7 @@ impl Broker {
                 ..Filter::default()
             };
             let mut mark = self.new_mark(MarkedFor::Cancel, &filter, ABANDONED, None);
-            mark.running = Running::Ask;
+            mark.running = OnRunning::Ask;
             self.state.workflows.mark_cancelled(workflow);
             self.begin_mark(mark);
             self.added += 1 + self.cancel_unsealed(&workflow, mark.reason);

@@ -6,7 +6,7 @@
 //! none of its queue's consumers can run is sent to nobody.
 
 use penstock_faults::planted;
-use penstock_message::{Consume, MessageId, Notice, Tasks};
+use penstock_message::{Consume, MessageId, Notice, TaskSelection};
 use rustc_hash::FxHashMap;
 
 use crate::connections::{Connection, NAME_CAP_BYTES};
@@ -204,9 +204,15 @@ impl Broker {
         }
     }
 
-    /// Changes the queues that it takes from, or its tasks. An empty list of queues, or [`Tasks::Same`], leaves
+    /// Changes the queues that it takes from, or its tasks. An empty list of queues, or [`TaskSelection::Same`], leaves
     /// these as they are.
-    fn change_consumer(&mut self, slot: u32, queues: &[String], tasks: &Tasks, is_renamed: bool) {
+    fn change_consumer(
+        &mut self,
+        slot: u32,
+        queues: &[String],
+        tasks: &TaskSelection,
+        is_renamed: bool,
+    ) {
         let state = &mut self.state;
         let consumer = &self.consumers.all[slot];
         let mut chosen: Vec<u32> = Vec::with_capacity(queues.len());
@@ -226,11 +232,11 @@ impl Broker {
         let was = consumer.tasks;
         let (sets, names) = (&mut state.queues.sets, &mut state.names);
         let set = match tasks {
-            Tasks::Same => was
+            TaskSelection::Same => was
                 .filter(|_| is_renamed)
                 .map(|set| Some(sets.take_for(&consumer.app, set, names))),
-            Tasks::Any => Some(None),
-            Tasks::Named(tasks) => {
+            TaskSelection::Any => Some(None),
+            TaskSelection::Named(tasks) => {
                 let tasks = tasks.iter().map(|task| names.intern(task)).collect();
                 Some(Some(sets.take(&consumer.app, tasks, names)))
             }
@@ -344,7 +350,12 @@ impl Broker {
     }
 }
 
-fn check(queues: &[String], tasks: &Tasks, is_new: bool, consumers: usize) -> Result<(), String> {
+fn check(
+    queues: &[String],
+    tasks: &TaskSelection,
+    is_new: bool,
+    consumers: usize,
+) -> Result<(), String> {
     if is_new && consumers == CONSUMERS_CAP {
         return Err(format!(
             "a connection has one consumer more than the limit of {CONSUMERS_CAP}"
@@ -357,8 +368,8 @@ fn check(queues: &[String], tasks: &Tasks, is_new: bool, consumers: usize) -> Re
         ));
     }
     let named: &[String] = match tasks {
-        Tasks::Named(tasks) => tasks,
-        Tasks::Same | Tasks::Any => &[],
+        TaskSelection::Named(tasks) => tasks,
+        TaskSelection::Same | TaskSelection::Any => &[],
     };
     if named.len() > TASKS_CAP {
         let named = named.len();

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use penstock_faults::planted;
 use penstock_jobs::{Blame, CrashEnd, CrashHead, crashed};
 use penstock_message::{
-    Delivery, Due, Durability, Extras, Failure, Key, Message, Notice, Space, When as Outcome,
+    Delivery, Due, Durability, Extras, Failure, JoinOutcome as Outcome, Key, Message, Notice, Space,
 };
 
 use crate::Broker;

@@ -10,8 +10,8 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use penstock_faults::planted;
 use penstock_message::{
-    JoinId, Key, Member, MessageId, Notice, Run, Space, Value, ValueStatus, When as Outcome,
-    gathered,
+    JoinId, JoinOutcome as Outcome, Key, Member, MessageId, Notice, ProducingRun, Space, Value,
+    ValueStatus, gathered,
 };
 
 use crate::Broker;
@@ -386,8 +386,8 @@ impl Broker {
         value
     }
 
-    pub(crate) fn describe_run(&self, task: Name, run: &RunHead) -> Box<Run> {
-        Box::new(Run {
+    pub(crate) fn describe_run(&self, task: Name, run: &RunHead) -> Box<ProducingRun> {
+        Box::new(ProducingRun {
             task: self.state.names.text(task).to_owned(),
             queue: self.state.names.text(run.queue).to_owned(),
             attempt: run.attempt,

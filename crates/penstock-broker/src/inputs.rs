@@ -3,8 +3,8 @@
 use bytes::Bytes;
 use penstock_faults::planted;
 use penstock_message::{
-    GivenValue, GivenValues, InputShape, Inputs, JoinId, Key, MessageId, ValueStatus,
-    When as Outcome, read_gathered,
+    InputShape, InputValue, InputValues, Inputs, JoinId, JoinOutcome as Outcome, Key, MessageId,
+    ValueStatus, read_gathered,
 };
 
 use crate::endings::upstream;
@@ -30,14 +30,14 @@ impl State {
         bytes.into()
     }
 
-    fn given(&self, inputs: Inputs, when: Outcome, room: &mut usize) -> GivenValues {
+    fn given(&self, inputs: Inputs, when: Outcome, room: &mut usize) -> InputValues {
         let join = inputs.join;
         let Some(slot) = self.joins.find(&join) else {
             // Only a journal that was repaired has lost it.
-            return GivenValues {
+            return InputValues {
                 join,
                 count: 1,
-                values: Some(vec![GivenValue::Gone]),
+                values: Some(vec![InputValue::Gone]),
             };
         };
         let state = &self.joins[slot];
@@ -46,8 +46,8 @@ impl State {
         let was_retried = !state.is_over && (when == Outcome::Failed || !state.is_released);
         if state.is_over && !is_one || was_retried {
             // Others of its members may still run: all that is known is who has failed.
-            let failed = GivenValue::Of(ValueStatus::Upstream, upstream(&state.causes));
-            return GivenValues {
+            let failed = InputValue::Of(ValueStatus::Upstream, upstream(&state.causes));
+            return InputValues {
                 join,
                 count: 1,
                 values: Some(vec![failed]),
@@ -56,8 +56,8 @@ impl State {
         self.given_of(join, state.count, room, 0)
     }
 
-    fn given_of(&self, join: JoinId, count: u32, room: &mut usize, level: usize) -> GivenValues {
-        let mut given = GivenValues {
+    fn given_of(&self, join: JoinId, count: u32, room: &mut usize, level: usize) -> InputValues {
+        let mut given = InputValues {
             join,
             count,
             values: None,
@@ -73,8 +73,8 @@ impl State {
             };
             let value = self.given_value(MessageId::member(join, of), room, level);
             let bytes = match &value {
-                GivenValue::Of(_, body) => VALUE_BYTES + body.len(),
-                GivenValue::Gathered(_) | GivenValue::Gone => VALUE_BYTES,
+                InputValue::Of(_, body) => VALUE_BYTES + body.len(),
+                InputValue::Gathered(_) | InputValue::Gone => VALUE_BYTES,
             };
             match room.checked_sub(bytes) {
                 Some(left) => *room = left,
@@ -86,7 +86,7 @@ impl State {
         given
     }
 
-    fn given_value(&self, id: MessageId, room: &mut usize, level: usize) -> GivenValue {
+    fn given_value(&self, id: MessageId, room: &mut usize, level: usize) -> InputValue {
         let key = Key::Result(id);
         if let Some(stored) = self.keys.value(&key) {
             let inner = match stored.status {
@@ -95,22 +95,22 @@ impl State {
             };
             return match inner {
                 Some((join, count)) => {
-                    GivenValue::Gathered(self.given_of(join, count, room, level + 1))
+                    InputValue::Gathered(self.given_of(join, count, room, level + 1))
                 }
-                None => GivenValue::Of(stored.status, stored.body.clone()),
+                None => InputValue::Of(stored.status, stored.body.clone()),
             };
         }
         if let Some(slot) = self.messages.find_ended(&id) {
             let ended = self.messages.ended(slot);
             let value = self.unrun_value(ended.how, ended.reason);
-            return GivenValue::Of(value.status, value.body);
+            return InputValue::Of(value.status, value.body);
         }
         let mut copies = self.messages.copies(&id);
         match copies.find(|slot| self.is_blocked(*slot)) {
-            Some(slot) => GivenValue::Of(ValueStatus::Upstream, upstream(&self.causes_of(slot))),
+            Some(slot) => InputValue::Of(ValueStatus::Upstream, upstream(&self.causes_of(slot))),
             // It had failed, its group went on without it, and a person has retried it since.
-            None if self.is_pending(&id) => GivenValue::Of(ValueStatus::Upstream, upstream(&[id])),
-            None => GivenValue::Gone,
+            None if self.is_pending(&id) => InputValue::Of(ValueStatus::Upstream, upstream(&[id])),
+            None => InputValue::Gone,
         }
     }
 

@@ -10,8 +10,8 @@ use std::collections::{BTreeMap, VecDeque};
 
 use penstock_faults::planted;
 use penstock_message::{
-    JOIN_CAP, JoinId, JoinPolicy, Key, Member, MessageId, SeededMap, SeededState, UPSTREAM_IDS,
-    When as Outcome,
+    JOIN_CAP, JoinId, JoinOutcome as Outcome, JoinPolicy, Key, Member, MessageId, SeededMap,
+    SeededState, UPSTREAM_IDS,
 };
 
 use crate::Position;

@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 
 use penstock_faults::planted;
-use penstock_message::{Filter, MessageState, OperationStatus, Running, Space};
+use penstock_message::{Filter, MessageState, OnRunning, OperationStatus, Space};
 
 use crate::Broker;
 use crate::cancels::CANCELLED;
@@ -75,7 +75,7 @@ impl Broker {
             fingerprint: filter.fingerprint,
             failed_from: filter.failed_from,
             failed_before: filter.failed_before,
-            running: Running::Leave,
+            running: OnRunning::Leave,
         }
     }
 
@@ -116,7 +116,7 @@ impl Broker {
             return reason;
         }
         let mut mark = self.new_mark(MarkedFor::Overdue, &Filter::default(), OVERDUE, None);
-        mark.running = Running::Ask;
+        mark.running = OnRunning::Ask;
         self.added += 1;
         self.begin_mark(mark);
         mark.reason
@@ -268,7 +268,7 @@ impl Broker {
         };
         let is_meant = |slot: u32| {
             let is_meant = state.is_meant(mark, slot) && (!only_last || is_last(slot));
-            let is_spared = mark.running == Running::Leave && state.messages[slot].is_leased();
+            let is_spared = mark.running == OnRunning::Leave && state.messages[slot].is_leased();
             spared += u64::from(is_meant && is_spared);
             let is_missed = planted!("cancel-misses-delayed") && state.messages[slot].is_delayed();
             is_meant && !is_spared && !is_missed
@@ -286,7 +286,7 @@ impl Broker {
         }
         self.added += running.len();
         for slot in running {
-            self.ask_to_stop(slot, mark.reason, mark.running == Running::Kill);
+            self.ask_to_stop(slot, mark.reason, mark.running == OnRunning::Kill);
         }
         progress.cursor = cursor.unwrap_or(0);
         progress.last_are_done |= cursor.is_none();

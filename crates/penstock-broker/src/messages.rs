@@ -16,7 +16,8 @@
 use bytes::Bytes;
 use penstock_faults::planted;
 use penstock_message::{
-    Extras, JoinId, Key, Later, Lease, Member, MessageId, SeededState, WallMs, When as Outcome,
+    Extras, JoinId, JoinOutcome as Outcome, Key, Lease, Member, MessageId, ReleaseTimes,
+    SeededState, WallMs,
 };
 
 use crate::Position;
@@ -1064,7 +1065,7 @@ impl Messages {
         }
     }
 
-    pub(crate) fn take_later(&mut self, slot: u32) -> Option<Later> {
+    pub(crate) fn take_later(&mut self, slot: u32) -> Option<ReleaseTimes> {
         let mut extras = self.whole_extras(slot)?;
         let later = extras.later.take()?;
         self.set_extras(slot, extras);

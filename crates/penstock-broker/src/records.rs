@@ -20,9 +20,9 @@
 use std::borrow::Cow;
 
 use penstock_message::{
-    Durability, Extras, Generation, JoinId, JoinPolicy, Key, Member, MessageId, Plan, QueueLimits,
-    Receipt, Running, ScheduleName, ScheduleTally, SessionId, Skipped, ValueStatus, WallMs,
-    When as Outcome, WorkflowState,
+    AppRelease, Durability, Extras, JoinId, JoinOutcome as Outcome, JoinPolicy, Key, Member,
+    MessageId, OnRunning, QueueLimits, Receipt, ScheduleName, SchedulePlan, ScheduleTally,
+    SessionId, Skipped, ValueStatus, WallMs, WorkflowState,
 };
 
 use crate::clock::When;
@@ -345,9 +345,9 @@ pub(crate) enum Event<'a> {
 /// A schedule as code and people want it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ScheduleHead {
-    pub(crate) declared: Option<(Plan, Generation)>,
+    pub(crate) declared: Option<(SchedulePlan, AppRelease)>,
     /// Stands above that.
-    pub(crate) set: Option<Plan>,
+    pub(crate) set: Option<SchedulePlan>,
     pub(crate) is_paused: bool,
     /// Time that intervals count from, on the wall's clock.
     pub(crate) anchor: u64,
@@ -355,7 +355,7 @@ pub(crate) struct ScheduleHead {
 
 impl ScheduleHead {
     /// Returns the plan that holds.
-    pub(crate) fn plan(&self) -> Option<&Plan> {
+    pub(crate) fn plan(&self) -> Option<&SchedulePlan> {
         let declared = self.declared.as_ref().map(|(plan, _)| plan);
         self.set.as_ref().or(declared)
     }
@@ -540,7 +540,7 @@ pub(crate) struct Mark {
     pub(crate) target: Option<Name>,
     pub(crate) reason: Name,
     /// Treatment of running jobs by a cancellation.
-    pub(crate) running: Running,
+    pub(crate) running: OnRunning,
 }
 
 impl Mark {

@@ -19,9 +19,9 @@ use std::ops::Bound;
 
 use penstock_faults::planted;
 use penstock_message::{
-    CatchUp, Due, Extras, IdSource, MessageId, Notice, Overlap, Plan, Refusal, Running,
-    ScheduleInfo, ScheduleName, ScheduleStep, SchedulesPage, SchedulesQuery, SeededMap,
-    SeededState, Skipped, Timing,
+    CatchUp, Due, Extras, IdSource, MessageId, Notice, OnRunning, Overlap, Refusal, ScheduleInfo,
+    ScheduleName, SchedulePlan, ScheduleStep, ScheduleTiming, SchedulesPage, SchedulesQuery,
+    SeededMap, SeededState, Skipped,
 };
 use penstock_schedule::{Calendar, mix, seed_of};
 
@@ -94,7 +94,7 @@ impl Schedule {
     }
 }
 
-fn plan_bytes(plan: &Plan) -> usize {
+fn plan_bytes(plan: &SchedulePlan) -> usize {
     let extras = plan.message.extras.as_deref();
     let extras = extras.map_or(0, |extras| 64 + extras.headers_bytes());
     128 + plan.message.body.len() + plan.message.task.len() + plan.queue.len() + extras
@@ -513,7 +513,7 @@ impl Broker {
                     progress.skipped = Some((queued, Skipped::Overlap));
                 }
                 self.decide_schedule(name, progress);
-                self.cancel_in_steps(&earlier, NEXT_CAME, Running::Ask);
+                self.cancel_in_steps(&earlier, NEXT_CAME, OnRunning::Ask);
             }
             Overlap::Queue if !has_queued => {
                 progress.queued = Some(time);
@@ -697,7 +697,7 @@ impl Broker {
             ScheduleStep::Set(plan) => head.set = Some((**plan).clone()),
             ScheduleStep::Retime(times) => {
                 let message = head.plan()?.message.clone();
-                head.set = Some(Plan::new((**times).clone(), message));
+                head.set = Some(SchedulePlan::new((**times).clone(), message));
             }
             ScheduleStep::Pause => head.is_paused = true,
             ScheduleStep::Resume => head.is_paused = false,
@@ -716,7 +716,7 @@ impl Broker {
         &mut self,
         name: &ScheduleName,
         mut head: ScheduleHead,
-        timing: Option<&Timing>,
+        timing: Option<&ScheduleTiming>,
     ) {
         let now = self.clocks.wall();
         let was = self.state.schedules.all.get(name);
@@ -858,7 +858,7 @@ impl Broker {
     }
 }
 
-fn check_timing(name: &ScheduleName, timing: &Timing) -> Result<(), Refusal> {
+fn check_timing(name: &ScheduleName, timing: &ScheduleTiming) -> Result<(), Refusal> {
     match Calendar::new(timing, 0, 0) {
         Ok(_) => Ok(()),
         Err(why) => Err(Refusal::Invalid(format!("schedule {name}: {why}"))),

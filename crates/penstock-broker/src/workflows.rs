@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use bytes::Bytes;
 use penstock_faults::planted;
 use penstock_message::{
-    Key, MessageId, NodeState, Open, SeededMap, SeededState, WallMs, When as Outcome,
+    JoinOutcome as Outcome, Key, MessageId, NodeState, Open, SeededMap, SeededState, WallMs,
     WorkflowCounts, WorkflowInfo, WorkflowState, WorkflowsPage, WorkflowsQuery,
 };
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use penstock_driver::{DeliverySink, Done, Driver, DriverError, ErrorKind, Lead, ValueSink};
 use penstock_message::{
     Answer, Ask, CancelOrder, Capabilities, Consume, Delivery, Durability, Key, KeyState, Lease,
-    Op, Query, Receipt, Status, Tasks, Tx,
+    Op, Query, Receipt, Status, TaskSelection, Tx,
 };
 
 /// Time to wait for a call: long enough for a machine that does ten other things. No call that succeeds takes it.
@@ -112,11 +112,11 @@ impl Client {
     }
 
     pub fn worker(&self, queue: &str, credit: u32) -> Worker {
-        self.worker_of(Tasks::Same, queue, credit)
+        self.worker_of(TaskSelection::Same, queue, credit)
     }
 
     /// Starts a worker that can run these tasks only.
-    pub fn worker_of(&self, tasks: Tasks, queue: &str, credit: u32) -> Worker {
+    pub fn worker_of(&self, tasks: TaskSelection, queue: &str, credit: u32) -> Worker {
         let (delivered, deliveries) = channel();
         let (kept, leases_kept) = channel();
         let (asked, cancels) = channel();
@@ -229,7 +229,7 @@ pub struct Worker {
     pub client: Client,
     consumer: u32,
     queue: String,
-    tasks: Tasks,
+    tasks: TaskSelection,
     sink: Arc<Hands>,
     pub deliveries: Receiver<Vec<Delivery>>,
     pub leases_kept: Receiver<Vec<Lease>>,

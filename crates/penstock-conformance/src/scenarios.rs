@@ -12,10 +12,10 @@ use penstock_message::Feature::*;
 use penstock_message::{
     Answer, Applied, AskQuery, CatchUp, Claim, Condition, Conflict, Delivery, Due, Durability,
     FailedQuery, Failure, Feature, Filter, HeaderPatch, Hold, JoinPolicy, Key, KeyState, Message,
-    MessageState, NoReply, NodeState, Op, Open, Overflow, Overlap, Plan, Query, QueueLimits,
-    Receipt, Refusal, ReleaseReason, Rhythm, Run, Running, ScheduleName, ScheduleStep,
-    SchedulesQuery, Scope, Target, Tasks, Timing, Until, Value, ValueStatus, WorkerReport,
-    WorkerState, WorkerStatus, WorkflowState, WorkflowsQuery,
+    MessageState, NoReply, NodeState, OnRunning, Op, Open, Overflow, Overlap, ProducingRun, Query,
+    QueueLimits, Receipt, Refusal, ReleaseReason, Rhythm, ScheduleName, SchedulePlan, ScheduleStep,
+    ScheduleTiming, SchedulesQuery, Scope, Target, TaskSelection, Until, Value, ValueStatus,
+    WorkerReport, WorkerState, WorkerStatus, WorkflowState, WorkflowsQuery,
 };
 
 use crate::words::*;
@@ -154,7 +154,7 @@ fn a_job_is_published_run_and_settled_in_one_step(bench: &Bench<'_>) {
         panic!("{end:?} does not say which run it came from");
     };
     assert!(run.ended_at >= delivery.message.enqueued_at);
-    let expected = Run {
+    let expected = ProducingRun {
         task: "task".into(),
         queue: "work".into(),
         attempt: 0,
@@ -848,7 +848,7 @@ fn a_worker_gets_only_the_tasks_that_it_names(bench: &Bench<'_>) {
         task: "other".into(),
         ..message(2)
     };
-    let named = Tasks::Named(vec!["other".into()]);
+    let named = TaskSelection::Named(vec!["other".into()]);
     let picky = bench.client().worker_of(named, "work", 10);
     picky
         .client
@@ -1191,8 +1191,8 @@ fn a_schedule_makes_jobs_until_it_is_removed(bench: &Bench<'_>) {
         app: "shop".to_owned(),
         name: "poll".to_owned(),
     };
-    let plan = Plan {
-        timing: Timing {
+    let plan = SchedulePlan {
+        timing: ScheduleTiming {
             rhythm: Rhythm::Every(1_000),
             zone: "UTC".to_owned(),
             jitter_ms: 0,
@@ -1256,7 +1256,7 @@ fn a_job_is_cancelled_or_it_is_said_why_not(bench: &Bench<'_>) {
     let cancel = |number| Op::Cancel {
         target: Target::Job(id(number)),
         reason: "not wanted".into(),
-        running: Running::Leave,
+        running: OnRunning::Leave,
     };
     let Receipt::Applied(applied) = client.commit(vec![cancel(2)]) else {
         panic!("it waits");
@@ -1285,7 +1285,7 @@ fn a_running_job_that_is_cancelled_ends_and_is_never_run_again(bench: &Bench<'_>
     client.commit(jobs.map(|number| publish(message(number))).to_vec());
     let running = worker.take(3);
     for (number, delivery) in jobs.iter().zip(&running) {
-        let Receipt::Applied(applied) = client.commit(vec![stop(*number, Running::Ask)]) else {
+        let Receipt::Applied(applied) = client.commit(vec![stop(*number, OnRunning::Ask)]) else {
             panic!("it runs");
         };
         assert_eq!(applied.found, Some(MessageState::Cancelling));
@@ -1299,7 +1299,7 @@ fn a_running_job_that_is_cancelled_ends_and_is_never_run_again(bench: &Bench<'_>
         panic!("it has not ended");
     };
     assert_eq!(info.state, MessageState::Cancelling);
-    let again = client.commit(vec![stop(1, Running::Kill)]);
+    let again = client.commit(vec![stop(1, OnRunning::Kill)]);
     assert!(matches!(again, Receipt::Applied(_)), "{again:?}");
     assert!(worker.order().kill, "it need not be gentle any more");
 
@@ -1340,7 +1340,7 @@ fn an_order_to_stop_outlives_the_broker(bench: &Bench<'_>) {
     let client = &worker.client;
     client.commit_at(Durability::Os, vec![publish(message(1))]);
     let delivery = worker.take_one();
-    client.commit_at(Durability::Os, vec![stop(1, Running::Ask)]);
+    client.commit_at(Durability::Os, vec![stop(1, OnRunning::Ask)]);
     assert_eq!(worker.order().lease, delivery.lease);
     bench.kill();
     assert_eq!(worker.order().lease, delivery.lease, "it is told again");
@@ -1355,7 +1355,7 @@ fn an_order_to_stop_outlives_the_broker(bench: &Bench<'_>) {
     assert_eq!(end.status, ValueStatus::Cancelled);
 }
 
-fn stop(number: u64, running: Running) -> Op {
+fn stop(number: u64, running: OnRunning) -> Op {
     Op::Cancel {
         target: Target::Job(id(number)),
         reason: "not wanted".into(),

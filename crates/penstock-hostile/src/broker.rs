@@ -9,8 +9,8 @@ use penstock_broker::{
 };
 use penstock_message::{
     AskQuery, Claim, Condition, Conflict, Consume, Due, Durability, HeaderPatch, Hold, JoinPolicy,
-    Key, Lease, Message, MessageId, Op, ReleaseReason, Scope, SessionId, StatusQuery, Tasks, Tx,
-    Unsealed, Until, Value, ValueStatus, WorkerReport, WorkerState,
+    Key, Lease, Message, MessageId, Op, ReleaseReason, Scope, SessionId, StatusQuery,
+    TaskSelection, Tx, Unsealed, Until, Value, ValueStatus, WorkerReport, WorkerState,
 };
 
 const CLIENTS: usize = 3;
@@ -222,9 +222,9 @@ impl World {
                     app: any_name(data)?,
                     queues,
                     tasks: match data.int_in_range(0..=2)? {
-                        0 => Tasks::Same,
-                        1 => Tasks::Any,
-                        _ => Tasks::Named(tasks),
+                        0 => TaskSelection::Same,
+                        1 => TaskSelection::Any,
+                        _ => TaskSelection::Named(tasks),
                     },
                     add_credit: any_number(data)? as u32,
                     held_by: match data.int_in_range(0..=3)? {

@@ -13,8 +13,8 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::{
-    Claim, Conflict, Consume, DEFAULT_PRIORITY, Due, Durability, Key, Message, Op, Query, Running,
-    Tasks, Tx, Until,
+    Claim, Conflict, Consume, DEFAULT_PRIORITY, Due, Durability, Key, Message, OnRunning, Op,
+    Query, TaskSelection, Tx, Until,
 };
 
 /// Capabilities of an engine. Every field defaults to *not offered*, or to the weakest promise.
@@ -49,7 +49,7 @@ pub struct Capabilities {
     pub purge: bool,
     pub pause: bool,
     /// Limits of how much may wait in a queue.
-    pub limits: Limits,
+    pub limits: LimitSupport,
     /// Whether one message can be looked at.
     pub inspect: bool,
     /// Whether failed jobs are listed, retried and dropped.
@@ -134,7 +134,7 @@ pub enum Priorities {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Limits {
+pub enum LimitSupport {
     #[default]
     None,
     /// Only when the queue is made.
@@ -168,7 +168,7 @@ impl Capabilities {
         pending: false,
         purge: false,
         pause: false,
-        limits: Limits::None,
+        limits: LimitSupport::None,
         inspect: false,
         failed_jobs: false,
         cancel_waiting: false,
@@ -210,7 +210,7 @@ impl Capabilities {
             Feature::Pending => self.pending,
             Feature::Purge => self.purge,
             Feature::Pause => self.pause,
-            Feature::Limits => self.limits == Limits::Live,
+            Feature::Limits => self.limits == LimitSupport::Live,
             Feature::Inspection => self.inspect,
             Feature::FailedJobs => self.failed_jobs,
             Feature::CancelWaiting => self.cancel_waiting,
@@ -254,7 +254,7 @@ impl Capabilities {
             Feature::Pending => self.pending = false,
             Feature::Purge => self.purge = false,
             Feature::Pause => self.pause = false,
-            Feature::Limits => self.limits = Limits::None,
+            Feature::Limits => self.limits = LimitSupport::None,
             Feature::Inspection => self.inspect = false,
             Feature::FailedJobs => self.failed_jobs = false,
             Feature::CancelWaiting => self.cancel_waiting = false,
@@ -541,7 +541,7 @@ impl Features {
             Op::Schedule { .. } | Op::Unschedule { .. } => self.with(Feature::Schedules),
             Op::Cancel { running, .. } => self
                 .with(Feature::CancelWaiting)
-                .when(*running != Running::Leave, Feature::CancelRunning),
+                .when(*running != OnRunning::Leave, Feature::CancelRunning),
             Op::RetryFailed { .. } | Op::DropFailed { .. } => self.with(Feature::FailedJobs),
             Op::Purge { .. } => self.with(Feature::Purge),
             Op::Pause { .. } | Op::Resume { .. } => self.with(Feature::Pause),
@@ -610,7 +610,7 @@ impl Features {
     }
 
     pub fn of_consumer(consume: &Consume) -> Self {
-        let names = matches!(consume.tasks, Tasks::Named(_));
+        let names = matches!(consume.tasks, TaskSelection::Named(_));
         Self::NONE.when(names, Feature::TasksOfConsumers)
     }
 
@@ -670,7 +670,7 @@ mod tests {
             pending: true,
             purge: true,
             pause: true,
-            limits: Limits::Live,
+            limits: LimitSupport::Live,
             inspect: true,
             failed_jobs: true,
             cancel_waiting: true,

@@ -13,7 +13,7 @@ pub struct Consume {
     pub app: String,
     /// Queues that it takes from; none: as before.
     pub queues: Vec<String>,
-    pub tasks: Tasks,
+    pub tasks: TaskSelection,
     /// Deliveries that it will take on top of its credit.
     pub add_credit: u32,
     /// Jobs that wait for others and hold every slot behind this consumer; an empty list: it has slots again. `None`: as
@@ -23,7 +23,7 @@ pub struct Consume {
 
 /// Tasks that a consumer can run. A job of any other is never sent to it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Tasks {
+pub enum TaskSelection {
     /// As before; of a new consumer: any.
     #[default]
     Same,

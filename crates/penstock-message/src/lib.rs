@@ -6,9 +6,9 @@
 mod ask;
 mod capabilities;
 mod consumer;
-mod given;
 mod hashing;
 mod id;
+mod input_values;
 mod lease;
 mod limits;
 mod message;
@@ -20,35 +20,38 @@ mod waits;
 
 pub use ask::{Ask, AskQuery, NoReply, WorkerReport, WorkerState};
 pub use capabilities::{
-    Capabilities, Dedupe, Feature, Features, LeaseLife, Limits, NotOffered, Priorities, Remark,
-    Settlement,
+    Capabilities, Dedupe, Feature, Features, LeaseLife, LimitSupport, NotOffered, Priorities,
+    Remark, Settlement,
 };
-pub use consumer::{Consume, Tasks};
-pub use given::{GivenValue, GivenValues, NotGiven, UPSTREAM_IDS, gathered, read_gathered};
+pub use consumer::{Consume, TaskSelection};
 pub use hashing::{SeededHasher, SeededMap, SeededSet, SeededState};
 pub use id::{IdSource, JOIN_CAP, MessageId, SessionId};
+pub use input_values::{
+    BadInputValues, InputValue, InputValues, UPSTREAM_IDS, gathered, read_gathered,
+};
 pub use lease::{CancelOrder, Delivery, Lease, Progress, ReleaseReason};
 pub use limits::{Overflow, QueueLimits, Space};
 pub use message::{
-    DEFAULT_PRIORITY, Extras, HIGHEST_PRIORITY, InputShape, Inputs, Later, Member, Message,
-    Retries, When,
+    DEFAULT_PRIORITY, Extras, HIGHEST_PRIORITY, InputShape, Inputs, JoinOutcome, Member, Message,
+    ReleaseTimes, Retries,
 };
 pub use query::{
-    Answer, Counts, FailedJob, FailedPage, FailedQuery, JobCounts, MessageInfo, MessageState,
+    Answer, BrokerCounts, FailedJob, FailedPage, FailedQuery, JobCounts, MessageInfo, MessageState,
     NodeState, Notice, OperationStatus, Others, ProcessStatus, Query, QueueStatus, RunningJob,
     Status, StatusCursor, StatusPage, StatusQuery, Tallied, TaskStatus, WorkerStatus,
     WorkflowCounts, WorkflowInfo, WorkflowState, WorkflowsPage, WorkflowsQuery,
 };
 pub use schedule::{
-    CatchUp, Generation, Overlap, Plan, Rhythm, ScheduleInfo, ScheduleName, ScheduleStep,
-    ScheduleTally, SchedulesPage, SchedulesQuery, Skipped, Times, Timing, Version,
+    AppRelease, AppVersion, CatchUp, Overlap, Rhythm, ScheduleInfo, ScheduleName, SchedulePlan,
+    ScheduleStep, ScheduleTally, ScheduleTimes, ScheduleTiming, SchedulesPage, SchedulesQuery,
+    Skipped,
 };
 pub use tx::{
     Applied, Claim, Condition, Conflict, Due, Durability, Failure, Filter, HeaderPatch, Hold,
-    JoinId, JoinPolicy, Op, Open, Receipt, Refusal, Running, Target, Tx, Unsealed, Until,
+    JoinId, JoinPolicy, OnRunning, Op, Open, Receipt, Refusal, Target, Tx, Unsealed, Until,
     place_of_heir,
 };
-pub use value::{Key, KeyState, Run, Scope, Value, ValueStatus};
+pub use value::{Key, KeyState, ProducingRun, Scope, Value, ValueStatus};
 pub use waits::{RefusedWait, WaitRefusal, WaitingJob};
 
 /// Milliseconds since the Unix epoch, by the broker's clock.

@@ -43,9 +43,9 @@ pub struct Extras {
     /// The join whose values are the job's first argument: the one that holds it.
     pub inputs: Option<Inputs>,
     /// Outcome of the join that holds the message, on which it is released.
-    pub when: When,
+    pub when: JoinOutcome,
     /// Times of a held message that begin with its release.
-    pub later: Option<Box<Later>>,
+    pub later: Option<Box<ReleaseTimes>>,
     pub workflow: Option<MessageId>,
     /// Key by which fair shares and limits go within a task; at most [`Extras::KEY_CAP_BYTES`].
     pub key: Option<Bytes>,
@@ -87,7 +87,7 @@ impl Extras {
 
 /// Times of a message that a join holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Later {
+pub struct ReleaseTimes {
     /// Time before which it does not start; `AfterMs` counts from its release.
     pub due: Option<Due>,
     /// Time from its release on after which it is no longer worth starting.
@@ -112,14 +112,14 @@ pub struct Inputs {
 /// Outcome of a join on which a held message is released. On the other one it ends as not needed, or is blocked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u8)]
-pub enum When {
+pub enum JoinOutcome {
     #[default]
     Succeeded = 0,
     Failed = 1,
     Ended = 2,
 }
 
-impl When {
+impl JoinOutcome {
     pub const ALL: [Self; 3] = [Self::Succeeded, Self::Failed, Self::Ended];
 }
 

@@ -296,7 +296,7 @@ pub struct Status {
     pub failed: u64,
     pub failed_bytes: u64,
     pub failed_dropped: u64,
-    pub counts: Box<Counts>,
+    pub counts: Box<BrokerCounts>,
     pub space: Space,
     pub memory_is_full: bool,
     /// Figures of the process around the broker, which fills them in. Boxed, since few answers are a status.
@@ -336,7 +336,7 @@ impl Status {
 
 /// Counts of a broker since it started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct BrokerCounts {
     /// Messages that were accepted, handed out, acknowledged, expired, and
     /// dropped from full queues.
     pub published: u64,

@@ -32,7 +32,7 @@ pub enum Rhythm {
 
 /// Times of a schedule.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Timing {
+pub struct ScheduleTiming {
     pub rhythm: Rhythm,
     /// IANA name of the time zone that cron's fields are in.
     pub zone: String,
@@ -99,8 +99,8 @@ impl CatchUp {
 
 /// Job that a schedule makes, and its times.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Plan {
-    pub timing: Timing,
+pub struct SchedulePlan {
+    pub timing: ScheduleTiming,
     pub overlap: Overlap,
     pub catch_up: CatchUp,
     /// Age up to which missed times are caught up with.
@@ -110,19 +110,19 @@ pub struct Plan {
     pub message: Message,
 }
 
-/// Times of a schedule, and what becomes of them: all of a [`Plan`] but its job.
+/// Times of a schedule, and what becomes of them: all of a [`SchedulePlan`] but its job.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Times {
-    pub timing: Timing,
+pub struct ScheduleTimes {
+    pub timing: ScheduleTiming,
     pub overlap: Overlap,
     pub catch_up: CatchUp,
     pub window_ms: u64,
     pub queue: String,
 }
 
-impl Plan {
-    pub fn new(times: Times, message: Message) -> Self {
-        let Times {
+impl SchedulePlan {
+    pub fn new(times: ScheduleTimes, message: Message) -> Self {
+        let ScheduleTimes {
             timing,
             overlap,
             catch_up,
@@ -139,8 +139,8 @@ impl Plan {
         }
     }
 
-    pub fn into_parts(self) -> (Times, Message) {
-        let times = Times {
+    pub fn into_parts(self) -> (ScheduleTimes, Message) {
+        let times = ScheduleTimes {
             timing: self.timing,
             overlap: self.overlap,
             catch_up: self.catch_up,
@@ -153,27 +153,27 @@ impl Plan {
 
 /// The code that declares a schedule: of two that run at a time, as in a rolling deployment, the later one's holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Generation {
-    pub version: Version,
+pub struct AppRelease {
+    pub version: AppVersion,
     /// Start of the worker that declares it.
     pub started_at: WallMs,
 }
 
 /// Version of an app as its code names it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Version {
+pub enum AppVersion {
     #[default]
     Unnamed,
     Number(u64),
     Text(String),
 }
 
-impl Generation {
+impl AppRelease {
     /// Whether this one's declarations give way to those of the other.
     pub fn is_older_than(&self, other: &Self) -> bool {
         let by_version = match (&self.version, &other.version) {
-            (Version::Number(mine), Version::Number(other)) => mine.cmp(other),
-            (Version::Text(mine), Version::Text(other)) => mine.cmp(other),
+            (AppVersion::Number(mine), AppVersion::Number(other)) => mine.cmp(other),
+            (AppVersion::Text(mine), AppVersion::Text(other)) => mine.cmp(other),
             _ => std::cmp::Ordering::Equal,
         };
         by_version
@@ -186,11 +186,11 @@ impl Generation {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ScheduleStep {
     /// Code says how it is to be.
-    Declare(Box<Plan>, Generation),
+    Declare(Box<SchedulePlan>, AppRelease),
     /// A person says so, or a program at its run time. Stands above what code declares, until a `Reset`.
-    Set(Box<Plan>),
+    Set(Box<SchedulePlan>),
     /// A person changes its times, and nothing of its jobs. Stands as what was `Set` does.
-    Retime(Box<Times>),
+    Retime(Box<ScheduleTimes>),
     Pause,
     Resume,
     /// Makes a job at once. The schedule's times stay as they are.
@@ -225,7 +225,7 @@ pub struct SchedulesPage {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScheduleInfo {
     pub name: ScheduleName,
-    pub timing: Timing,
+    pub timing: ScheduleTiming,
     pub overlap: Overlap,
     pub catch_up: CatchUp,
     pub window_ms: u64,

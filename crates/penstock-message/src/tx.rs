@@ -1,8 +1,8 @@
 use bytes::Bytes;
 
 use crate::{
-    Key, Lease, Member, Message, MessageId, MessageState, QueueLimits, ReleaseReason, ScheduleName,
-    ScheduleStep, Value, WallMs, When,
+    JoinOutcome, Key, Lease, Member, Message, MessageId, MessageState, QueueLimits, ReleaseReason,
+    ScheduleName, ScheduleStep, Value, WallMs,
 };
 
 /// Operations that a broker applies all together or not at all.
@@ -103,7 +103,7 @@ pub enum Op {
         target: Target,
         /// Reason for any client that waits for the result; at most [`Failure::TEXT_CAP_BYTES`].
         reason: String,
-        running: Running,
+        running: OnRunning,
     },
     /// Puts failed jobs back into their queues, as their next generation.
     RetryFailed {
@@ -242,7 +242,7 @@ pub enum Target {
 /// Treatment of running jobs by an [`Op::Cancel`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
-pub enum Running {
+pub enum OnRunning {
     /// Leaves them alone: for one job that runs the answer is `TooLate`.
     #[default]
     Leave = 0,
@@ -252,7 +252,7 @@ pub enum Running {
     Kill = 2,
 }
 
-impl Running {
+impl OnRunning {
     pub const ALL: [Self; 3] = [Self::Leave, Self::Ask, Self::Kill];
 }
 
@@ -286,7 +286,7 @@ pub struct Hold {
     pub policy: JoinPolicy,
     /// Outcomes that some of the members are to have, by ascending index; `Succeeded` for those that are not named. A
     /// member that was to fail and succeeds is as good as never needed, and so is all that waits for it.
-    pub expects: Vec<(u32, When)>,
+    pub expects: Vec<(u32, JoinOutcome)>,
     /// Places of this join itself in others: it arrives there with its own outcome.
     pub then: Vec<Member>,
     /// Time for which the join's outcome is kept as a value; `None`: it has none. The value's key is the result of the

@@ -77,7 +77,7 @@ pub struct Value {
     pub body: Bytes,
     /// Run that produced the value. The broker fills it in; `None` for a key of an application's
     /// own, and for a value that a broker of format 1 stored.
-    pub run: Option<Box<Run>>,
+    pub run: Option<Box<ProducingRun>>,
 }
 
 impl Value {
@@ -92,7 +92,7 @@ impl Value {
 
 /// The run of a job that a value came from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Run {
+pub struct ProducingRun {
     pub task: String,
     pub queue: String,
     pub attempt: u32,

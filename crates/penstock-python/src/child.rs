@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, TryLockError};
 
 use bytes::Bytes;
-use penstock_message::{Failure, GivenValue, GivenValues, InputShape, Retries, ValueStatus};
+use penstock_message::{Failure, InputShape, InputValue, InputValues, Retries, ValueStatus};
 use penstock_worker::{
     Ended, FailureView, JobView, Kind, Link, Order, Pulled, Slot, Window, end_with_parent,
     limit_arenas, offer_to_kernel,
@@ -192,22 +192,22 @@ fn extras<'py>(py: Python<'py>, job: &JobView<'_>) -> PyResult<Option<Bound<'py,
 /// Values of a join, as (join, count, values): each value is (status, body), where the body of a gathered one is such a
 /// tuple again and status -1 means that it is gone; `None` in place of the values when they did not come along.
 fn given<'py>(py: Python<'py>, bytes: &Bytes) -> PyResult<Bound<'py, PyTuple>> {
-    let values = GivenValues::decode(bytes)
+    let values = InputValues::decode(bytes)
         .map_err(|_| PyValueError::new_err("the broker sent inputs that can't be read"))?;
     given_to_python(py, &values)
 }
 
-fn given_to_python<'py>(py: Python<'py>, given: &GivenValues) -> PyResult<Bound<'py, PyTuple>> {
-    let value = |value: &GivenValue| -> PyResult<Bound<'py, PyTuple>> {
+fn given_to_python<'py>(py: Python<'py>, given: &InputValues) -> PyResult<Bound<'py, PyTuple>> {
+    let value = |value: &InputValue| -> PyResult<Bound<'py, PyTuple>> {
         match value {
-            GivenValue::Of(status, body) => {
+            InputValue::Of(status, body) => {
                 (*status as i32, PyBytes::new(py, body)).into_pyobject(py)
             }
-            GivenValue::Gathered(inner) => {
+            InputValue::Gathered(inner) => {
                 let status = ValueStatus::Gathered as i32;
                 (status, given_to_python(py, inner)?).into_pyobject(py)
             }
-            GivenValue::Gone => (-1, PyBytes::new(py, b"")).into_pyobject(py),
+            InputValue::Gone => (-1, PyBytes::new(py, b"")).into_pyobject(py),
         }
     };
     let values = match &given.values {

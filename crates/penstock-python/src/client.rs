@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use penstock_driver::{Done, Driver, DriverConfig, DriverError};
 use penstock_message::{
-    Answer, Applied, Durability, FailedQuery, Filter, KeyState, MessageId, MessageInfo, Op, Query,
-    Receipt, Refusal, Run, Running, ScheduleName, SchedulesQuery, Status, StatusQuery, Target, Tx,
-    WorkflowsPage, WorkflowsQuery,
+    Answer, Applied, Durability, FailedQuery, Filter, KeyState, MessageId, MessageInfo, OnRunning,
+    Op, ProducingRun, Query, Receipt, Refusal, ScheduleName, SchedulesQuery, Status, StatusQuery,
+    Target, Tx, WorkflowsPage, WorkflowsQuery,
 };
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -900,11 +900,11 @@ fn jobs(ids: &[Bound<'_, PyBytes>]) -> Result<Vec<MessageId>, Failure> {
     ids.iter().map(|id| job(id.as_bytes())).collect()
 }
 
-fn running_of(name: &str) -> PyResult<Running> {
+fn running_of(name: &str) -> PyResult<OnRunning> {
     match name {
-        "leave" => Ok(Running::Leave),
-        "ask" => Ok(Running::Ask),
-        "kill" => Ok(Running::Kill),
+        "leave" => Ok(OnRunning::Leave),
+        "ask" => Ok(OnRunning::Ask),
+        "kill" => Ok(OnRunning::Kill),
         other => Err(PyValueError::new_err(format!("no treatment {other:?}"))),
     }
 }
@@ -1026,7 +1026,7 @@ pub(crate) fn state_now(py: Python<'_>, state: KeyState) -> PyResult<Option<Boun
         KeyState::Present(value) => value,
     };
     let run = value.run.map(|run| {
-        let Run {
+        let ProducingRun {
             task,
             queue,
             attempt,

@@ -8,8 +8,8 @@ use bytes::Bytes;
 use penstock_driver::DeliverySink;
 use penstock_jobs::Outcome;
 use penstock_message::{
-    Answer, Consume, Delivery, Extras, Failure as JobFailure, Progress, Query, StatusQuery, Tasks,
-    Tx,
+    Answer, Consume, Delivery, Extras, Failure as JobFailure, Progress, Query, StatusQuery,
+    TaskSelection, Tx,
 };
 use penstock_worker::{Desk, Kind, Left, Look};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
@@ -57,7 +57,7 @@ impl Consumer {
         let consume = Consume {
             app: self.app.clone(),
             queues,
-            tasks: Tasks::Named(tasks),
+            tasks: TaskSelection::Named(tasks),
             ..Consume::default()
         };
         let desk = Arc::clone(&self.desk);

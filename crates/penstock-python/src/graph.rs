@@ -5,8 +5,9 @@ use std::sync::Mutex;
 
 use bytes::Bytes;
 use penstock_message::{
-    Condition, Due, Durability, Extras, Hold, InputShape, Inputs, JOIN_CAP, JoinId, JoinPolicy,
-    Key, Later, Member, Message, MessageId, Op, Open, Tx, Unsealed, Value, ValueStatus, When,
+    Condition, Due, Durability, Extras, Hold, InputShape, Inputs, JOIN_CAP, JoinId, JoinOutcome,
+    JoinPolicy, Key, Member, Message, MessageId, Op, Open, ReleaseTimes, Tx, Unsealed, Value,
+    ValueStatus,
 };
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -141,7 +142,7 @@ impl Graph {
         let then = then.iter().map(member).collect::<PyResult<_>>()?;
         let expects = expects
             .iter()
-            .map(|(index, when)| Ok((*index, one_of(&When::ALL, *when)?)))
+            .map(|(index, when)| Ok((*index, one_of(&JoinOutcome::ALL, *when)?)))
             .collect::<PyResult<_>>()?;
         let creator = creator.map(job).transpose()?;
         let mut parts = self.parts.lock().unwrap();
@@ -237,7 +238,7 @@ impl Graph {
             }
             Some(join) => {
                 let join = job(join)?;
-                let mut later = Later {
+                let mut later = ReleaseTimes {
                     due,
                     expires_after_ms: None,
                 };
@@ -246,8 +247,8 @@ impl Graph {
                     message.expires_at = None;
                     later.expires_after_ms = Some(ms);
                 }
-                extras.later = (later != Later::default()).then(|| Box::new(later));
-                extras.when = one_of(&When::ALL, when)?;
+                extras.later = (later != ReleaseTimes::default()).then(|| Box::new(later));
+                extras.when = one_of(&JoinOutcome::ALL, when)?;
                 if let Some(shape) = shape {
                     let shape = one_of(&InputShape::ALL, shape)?;
                     extras.inputs = Some(Inputs { join, shape });

@@ -3,8 +3,8 @@
 use bytes::Bytes;
 use penstock_drawing::fields_of_schedule;
 use penstock_message::{
-    CatchUp, Due, Generation, MessageId, Op, Overlap, Plan, Rhythm, ScheduleName, ScheduleStep,
-    SchedulesPage, Version,
+    AppRelease, AppVersion, CatchUp, Due, MessageId, Op, Overlap, Rhythm, ScheduleName,
+    SchedulePlan, ScheduleStep, SchedulesPage,
 };
 use penstock_schedule::Calendar;
 use pyo3::prelude::*;
@@ -17,7 +17,7 @@ use crate::options::Options;
 #[derive(Clone)]
 #[pyclass(frozen, module = "penstock._core")]
 pub(crate) struct Timing {
-    timing: penstock_message::Timing,
+    timing: penstock_message::ScheduleTiming,
     overlap: Overlap,
     catch_up: CatchUp,
     window_ms: u64,
@@ -47,7 +47,7 @@ impl Timing {
                 return Err(Failure::invalid(why));
             }
         };
-        let timing = penstock_message::Timing {
+        let timing = penstock_message::ScheduleTiming {
             rhythm,
             zone,
             jitter_ms,
@@ -74,7 +74,7 @@ fn one_of<T: Copy>(what: &str, all: &[(T, &str)], wanted: &str) -> Result<T, Fai
 }
 
 impl Timing {
-    fn plan(&self, options: &Options, body: Bytes) -> Result<Plan, Failure> {
+    fn plan(&self, options: &Options, body: Bytes) -> Result<SchedulePlan, Failure> {
         let (queue, message, due) = options.message(MessageId::default(), body);
         if due.is_some() {
             let why = "a schedule says when its jobs come: leave out countdown and eta";
@@ -84,7 +84,7 @@ impl Timing {
             let why = "jobs of a schedule expire after a time: give expires as seconds";
             return Err(Failure::invalid(why));
         }
-        Ok(Plan {
+        Ok(SchedulePlan {
             timing: self.timing.clone(),
             overlap: self.overlap,
             catch_up: self.catch_up,
@@ -115,11 +115,11 @@ pub(crate) fn declare_schedule(
     started_ms: u64,
 ) -> Result<String, Failure> {
     let plan = timing.plan(options, Bytes::copy_from_slice(body.as_bytes()))?;
-    let generation = Generation {
+    let generation = AppRelease {
         version: match version {
-            None => Version::Unnamed,
-            Some(VersionGiven::Number(number)) => Version::Number(number),
-            Some(VersionGiven::Text(text)) => Version::Text(text),
+            None => AppVersion::Unnamed,
+            Some(VersionGiven::Number(number)) => AppVersion::Number(number),
+            Some(VersionGiven::Text(text)) => AppVersion::Text(text),
         },
         started_at: started_ms,
     };

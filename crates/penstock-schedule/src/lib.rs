@@ -14,7 +14,7 @@ mod cron;
 use std::collections::VecDeque;
 
 use jiff::tz::{TimeZone, TimeZoneDatabase};
-use penstock_message::{Rhythm, Timing};
+use penstock_message::{Rhythm, ScheduleTiming};
 
 use cron::Cron;
 
@@ -49,7 +49,7 @@ enum Rule {
 impl Calendar {
     /// Reads a rule. `anchor`: the time that intervals count from. `seed`: of the jitter. The error is one sentence for
     /// people.
-    pub fn new(timing: &Timing, anchor: u64, seed: u64) -> Result<Self, String> {
+    pub fn new(timing: &ScheduleTiming, anchor: u64, seed: u64) -> Result<Self, String> {
         // An interval needs none, but a wrong one is no less wrong.
         let zone = zone(&timing.zone)?;
         let rule = match &timing.rhythm {

@@ -11,14 +11,14 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use jiff::tz::TimeZoneDatabase;
-use penstock_message::{Rhythm, Timing};
+use penstock_message::{Rhythm, ScheduleTiming};
 use penstock_schedule::{Calendar, mix};
 
 const MINUTE_MS: u64 = 60_000;
 const DAY: i64 = 24 * 60;
 
-fn timing(line: &str, zone: &str) -> Timing {
-    Timing {
+fn timing(line: &str, zone: &str) -> ScheduleTiming {
+    ScheduleTiming {
         rhythm: Rhythm::Cron(line.to_owned()),
         zone: zone.to_owned(),
         jitter_ms: 0,
@@ -368,7 +368,7 @@ fn a_fixed_time_in_a_gap_comes_at_its_end_and_once_in_an_overlap() {
 
 #[test]
 fn intervals_count_from_their_anchor_and_one_time_is_once() {
-    let timing = |rhythm, jitter_ms| Timing {
+    let timing = |rhythm, jitter_ms| ScheduleTiming {
         rhythm,
         zone: "UTC".to_owned(),
         jitter_ms,
@@ -393,7 +393,7 @@ fn intervals_count_from_their_anchor_and_one_time_is_once() {
             "{error}"
         );
     }
-    let unknown = Timing {
+    let unknown = ScheduleTiming {
         rhythm: Rhythm::Cron("@daily".to_owned()),
         zone: "Europe/Pariss".to_owned(),
         jitter_ms: 0,

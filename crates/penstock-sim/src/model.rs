@@ -9,9 +9,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use penstock_message::{
-    Due, Hold, JoinId, Key, Lease, Member, Message, MessageId, Op, Overflow, QueueLimits, Receipt,
-    Refusal, ReleaseReason, SessionId, Target, Tx, ValueStatus, When as Outcome, WorkflowInfo,
-    place_of_heir,
+    Due, Hold, JoinId, JoinOutcome as Outcome, Key, Lease, Member, Message, MessageId, Op,
+    Overflow, QueueLimits, Receipt, Refusal, ReleaseReason, SessionId, Target, Tx, ValueStatus,
+    WorkflowInfo, place_of_heir,
 };
 
 mod cancels;

@@ -17,8 +17,8 @@ use penstock_jobs::{DeliveryHead, Outcome, blame, lost, runs_alone, settle};
 use penstock_journal::sim::Rng;
 use penstock_message::{
     CancelOrder, Consume, Delivery, Durability, Key, KeyState, Lease, MessageId, Op, Query,
-    RefusedWait, ReleaseReason, SeededState, SessionId, StatusQuery, Tasks, Tx, WorkerReport,
-    WorkerState,
+    RefusedWait, ReleaseReason, SeededState, SessionId, StatusQuery, TaskSelection, Tx,
+    WorkerReport, WorkerState,
 };
 use penstock_wire::proto::ToClient;
 use penstock_wire::{Decoder, MAX_FRAME_BYTES, Versions};
@@ -338,7 +338,7 @@ struct Pool {
     /// It is such a pool.
     is_alone: bool,
     /// Tasks that run here, until the broker is told.
-    untold: Option<Tasks>,
+    untold: Option<TaskSelection>,
     /// Packets that are out, in the order in which they were sent.
     packets: BTreeMap<u64, Packet>,
     last_packet: u64,
@@ -375,10 +375,10 @@ impl Worker {
     fn new(slots: &[usize], queues: Vec<String>, may_be_slow: bool) -> Self {
         // A worker of one pool runs any task in it; those of several share the tasks out.
         let tasks = |number: usize| match slots.len() {
-            1 => Tasks::Any,
+            1 => TaskSelection::Any,
             pools => {
                 let tasks = TASKS.iter().skip(number).step_by(pools);
-                Tasks::Named(tasks.map(|task| (*task).to_string()).collect())
+                TaskSelection::Named(tasks.map(|task| (*task).to_string()).collect())
             }
         };
         let pools = slots.iter().enumerate();
@@ -596,7 +596,7 @@ impl Worker {
 }
 
 impl Pool {
-    fn new(slots: usize, tasks: Tasks, may_be_slow: bool) -> Self {
+    fn new(slots: usize, tasks: TaskSelection, may_be_slow: bool) -> Self {
         let mut policy = Policy::default();
         // Slots of one process each, or two in a process.
         let shared_by = if may_be_slow { 1 } else { 2 };
@@ -619,7 +619,7 @@ impl Pool {
             policy: Policy::one_by_one(SeededState::default(), 1),
             is_alone: true,
             untold: None,
-            ..Self::new(1, Tasks::Any, true)
+            ..Self::new(1, TaskSelection::Any, true)
         }
     }
 

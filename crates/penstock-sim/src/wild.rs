@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use bytes::BytesMut;
 use penstock_journal::sim::Rng;
 use penstock_message::{
-    Consume, Delivery, Durability, Key, KeyState, Lease, Op, Receipt, SessionId, Tasks, Tx,
+    Consume, Delivery, Durability, Key, KeyState, Lease, Op, Receipt, SessionId, TaskSelection, Tx,
 };
 use penstock_wire::proto::{self, ToClient};
 use penstock_wire::{Decoder, MAX_FRAME_BYTES, convert};
@@ -321,8 +321,8 @@ impl Client for Wild {
             let wish = Consume {
                 queues: habits.queues.clone(),
                 tasks: match &habits.tasks {
-                    None => Tasks::Any,
-                    Some(tasks) => Tasks::Named(tasks.clone()),
+                    None => TaskSelection::Any,
+                    Some(tasks) => TaskSelection::Named(tasks.clone()),
                 },
                 add_credit: credit,
                 ..Consume::default()
@@ -384,7 +384,7 @@ impl Client for Wild {
             let queues = QUEUES.iter().map(|queue| (*queue).to_string()).collect();
             let wish = Consume {
                 queues,
-                tasks: Tasks::Any,
+                tasks: TaskSelection::Any,
                 add_credit: 16,
                 ..Consume::default()
             };

@@ -7,9 +7,10 @@ use bytes::Bytes;
 use penstock_jobs::{DeliveryHead, Outcome, settle};
 use penstock_journal::sim::Rng;
 use penstock_message::{
-    Condition, DEFAULT_PRIORITY, Delivery, Due, Durability, Extras, Failure, Filter, GivenValue,
-    GivenValues, Hold, IdSource, InputShape, Inputs, JoinPolicy, Key, Member, Message, MessageId,
-    Op, Open, Overflow, QueueLimits, Running, Target, Tx, Value, ValueStatus, When, place_of_heir,
+    Condition, DEFAULT_PRIORITY, Delivery, Due, Durability, Extras, Failure, Filter, Hold,
+    IdSource, InputShape, InputValue, InputValues, Inputs, JoinOutcome, JoinPolicy, Key, Member,
+    Message, MessageId, OnRunning, Op, Open, Overflow, QueueLimits, Target, Tx, Value, ValueStatus,
+    place_of_heir,
 };
 
 pub const QUEUES: [&str; 3] = ["default", "mail", "slow"];
@@ -361,7 +362,7 @@ impl Author {
     fn errback(&mut self, tree: &Tree, rng: &mut Rng, wall_ms: u64) -> Message {
         let mut message = self.message(rng, wall_ms, Bytes::new());
         let extras = Extras {
-            when: When::Failed,
+            when: JoinOutcome::Failed,
             workflow: tree.workflow,
             ..Extras::default()
         };
@@ -492,7 +493,7 @@ impl Author {
                     0 | 1 => Op::Cancel {
                         target,
                         reason: String::new(),
-                        running: Running::ALL[rng.below(3) as usize],
+                        running: OnRunning::ALL[rng.below(3) as usize],
                     },
                     2 => Op::RetryFailed {
                         target,
@@ -520,7 +521,7 @@ impl Author {
                 let cancel = Op::Cancel {
                     target: Target::Filter(filter),
                     reason: "the whole workflow".to_string(),
-                    running: Running::ALL[rng.below(3) as usize],
+                    running: OnRunning::ALL[rng.below(3) as usize],
                 };
                 return vec![cancel].into();
             }
@@ -529,7 +530,7 @@ impl Author {
                 let op = Op::Cancel {
                     target: Target::Job(running),
                     reason: "enough".to_string(),
-                    running: Running::ALL[rng.below(3) as usize],
+                    running: OnRunning::ALL[rng.below(3) as usize],
                 };
                 return vec![op].into();
             }
@@ -767,7 +768,7 @@ fn cancel_many(queue: Option<String>, task: Option<String>, rng: &mut Rng) -> Op
     Op::Cancel {
         target: Target::Filter(filter),
         reason: "all of them".to_string(),
-        running: Running::ALL[rng.below(3) as usize],
+        running: OnRunning::ALL[rng.below(3) as usize],
     }
 }
 
@@ -803,7 +804,7 @@ pub fn join_of(message: &Message, succeeded: bool) -> Option<Op> {
 }
 
 /// Returns what a job makes of its inputs: the same in each run of this attempt, wherever it runs.
-pub fn made_of(task: &str, attempt: u32, inputs: Option<&GivenValues>) -> [u8; MADE_BYTES] {
+pub fn made_of(task: &str, attempt: u32, inputs: Option<&InputValues>) -> [u8; MADE_BYTES] {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     let mut add = |bytes: &[u8]| {
         for byte in bytes {
@@ -818,16 +819,16 @@ pub fn made_of(task: &str, attempt: u32, inputs: Option<&GivenValues>) -> [u8; M
     hash.to_le_bytes()
 }
 
-fn add_values(given: &GivenValues, add: &mut impl FnMut(&[u8])) {
+fn add_values(given: &InputValues, add: &mut impl FnMut(&[u8])) {
     add(&given.count.to_le_bytes());
     for value in given.values.iter().flatten() {
         match value {
-            GivenValue::Of(ValueStatus::Succeeded, body) => {
+            InputValue::Of(ValueStatus::Succeeded, body) => {
                 add(&body[..body.len().min(MADE_BYTES)]);
             }
-            GivenValue::Of(status, _) => add(&[*status as u8]),
-            GivenValue::Gathered(values) => add_values(values, add),
-            GivenValue::Gone => add(b"gone"),
+            InputValue::Of(status, _) => add(&[*status as u8]),
+            InputValue::Gathered(values) => add_values(values, add),
+            InputValue::Gone => add(b"gone"),
         }
     }
 }
@@ -836,7 +837,7 @@ fn add_values(given: &GivenValues, add: &mut impl FnMut(&[u8])) {
 pub fn success(delivery: &Delivery) -> Tx {
     let head = DeliveryHead::from(delivery);
     let message = &delivery.message;
-    let inputs = GivenValues::decode(&delivery.inputs).ok();
+    let inputs = InputValues::decode(&delivery.inputs).ok();
     let mut value = made_of(&message.task, message.attempt, inputs.as_ref()).to_vec();
     value.extend_from_slice(&delivery.lease.grant.to_le_bytes());
     let value = Some(value.into());

@@ -3,8 +3,8 @@
 
 use bytes::Bytes;
 use penstock_message::{
-    CatchUp, Durability, InputShape, MessageId, MessageState, Overflow, Overlap, Running,
-    SessionId, Skipped, Space, ValueStatus, When, WorkerState, WorkflowState,
+    CatchUp, Durability, InputShape, JoinOutcome, MessageId, MessageState, OnRunning, Overflow,
+    Overlap, SessionId, Skipped, Space, ValueStatus, WorkerState, WorkflowState,
 };
 
 use crate::{WireError, proto};
@@ -74,7 +74,7 @@ same_variants!(MessageState, proto::message_info::State, "an unknown state of a 
     Ready = Ready, Delayed = Delayed, Running = Running, Held = Held, Failed = Failed,
     Blocked = Blocked, Cancelling = Cancelling, Parked = Parked,
 });
-same_variants!(Running, proto::cancel::Running, "an unknown treatment of running jobs", {
+same_variants!(OnRunning, proto::cancel::Running, "an unknown treatment of running jobs", {
     Leave = Leave, Ask = Ask, Kill = Kill,
 });
 same_variants!(WorkerState, proto::WorkerState, "an unknown state of a worker", {
@@ -86,7 +86,7 @@ same_variants!(WorkflowState, proto::workflows_page::State, "an unknown state of
 same_variants!(InputShape, proto::inputs::Shape, "an unknown shape of inputs", {
     One = One, List = List, Named = Named,
 });
-same_variants!(When, proto::hold::When, "an unknown outcome of a join", {
+same_variants!(JoinOutcome, proto::hold::When, "an unknown outcome of a join", {
     Succeeded = Succeeded, Failed = Failed, Ended = Ended,
 });
 

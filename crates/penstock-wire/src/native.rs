@@ -5,8 +5,8 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use penstock_message::{
-    Capabilities, Dedupe, Durability, HIGHEST_PRIORITY, JOIN_CAP, LeaseLife, Limits, Priorities,
-    Settlement,
+    Capabilities, Dedupe, Durability, HIGHEST_PRIORITY, JOIN_CAP, LeaseLife, LimitSupport,
+    Priorities, Settlement,
 };
 
 static ON_DISK: LazyLock<Capabilities> = LazyLock::new(|| {
@@ -27,7 +27,7 @@ static ON_DISK: LazyLock<Capabilities> = LazyLock::new(|| {
     on_disk.pending = true;
     on_disk.purge = true;
     on_disk.pause = true;
-    on_disk.limits = Limits::Live;
+    on_disk.limits = LimitSupport::Live;
     on_disk.inspect = true;
     on_disk.failed_jobs = true;
     on_disk.cancel_waiting = true;

@@ -178,8 +178,8 @@ fn find(
 #[cfg(test)]
 mod tests {
     use penstock_message::{
-        AskQuery, Extras, FailedQuery, Filter, Hold, JoinPolicy, Message, MessageId, Op, Query,
-        Running, StatusQuery, Target, Tx, WorkflowsQuery,
+        AskQuery, Extras, FailedQuery, Filter, Hold, JoinPolicy, Message, MessageId, OnRunning, Op,
+        Query, StatusQuery, Target, Tx, WorkflowsQuery,
     };
     use prost::Message as _;
 
@@ -234,7 +234,7 @@ mod tests {
         let cancel = Op::Cancel {
             target: Target::Job(MessageId([1; 16])),
             reason: String::new(),
-            running: Running::Ask,
+            running: OnRunning::Ask,
         };
         let with_key = Extras {
             key: Some(Bytes::from_static(b"k")),
@@ -343,7 +343,7 @@ mod tests {
             Op::Cancel {
                 target: target(),
                 reason: String::new(),
-                running: Running::Leave,
+                running: OnRunning::Leave,
             },
             Op::RetryFailed {
                 target: target(),

@@ -3,16 +3,17 @@
 
 use bytes::{Bytes, BytesMut};
 use penstock_message::{
-    Answer, Applied, AskQuery, CancelOrder, CatchUp, Claim, Condition, Conflict, Counts, Delivery,
-    Due, Durability, Extras, FailedJob, FailedPage, FailedQuery, Failure, Filter, Generation,
-    HeaderPatch, Hold, InputShape, Inputs, JobCounts, JoinPolicy, Key, KeyState, Later, Lease,
-    Member, Message, MessageId, MessageInfo, MessageState, NoReply, NodeState, Notice, Op, Open,
-    OperationStatus, Others, Overflow, Overlap, Plan, Query, QueueLimits, QueueStatus, Receipt,
-    Refusal, ReleaseReason, Retries, Rhythm, Run, Running, RunningJob, ScheduleInfo, ScheduleName,
-    ScheduleStep, ScheduleTally, SchedulesPage, SchedulesQuery, Scope, Skipped, Status,
-    StatusCursor, StatusPage, StatusQuery, Tallied, Target, TaskStatus, Timing, Tx, Unsealed,
-    Until, Value, ValueStatus, Version, When, WorkerState, WorkerStatus, WorkflowCounts,
-    WorkflowInfo, WorkflowState, WorkflowsPage, WorkflowsQuery,
+    Answer, AppRelease, AppVersion, Applied, AskQuery, BrokerCounts, CancelOrder, CatchUp, Claim,
+    Condition, Conflict, Delivery, Due, Durability, Extras, FailedJob, FailedPage, FailedQuery,
+    Failure, Filter, HeaderPatch, Hold, InputShape, Inputs, JobCounts, JoinOutcome, JoinPolicy,
+    Key, KeyState, Lease, Member, Message, MessageId, MessageInfo, MessageState, NoReply,
+    NodeState, Notice, OnRunning, Op, Open, OperationStatus, Others, Overflow, Overlap,
+    ProducingRun, Query, QueueLimits, QueueStatus, Receipt, Refusal, ReleaseReason, ReleaseTimes,
+    Retries, Rhythm, RunningJob, ScheduleInfo, ScheduleName, SchedulePlan, ScheduleStep,
+    ScheduleTally, ScheduleTiming, SchedulesPage, SchedulesQuery, Scope, Skipped, Status,
+    StatusCursor, StatusPage, StatusQuery, Tallied, Target, TaskStatus, Tx, Unsealed, Until, Value,
+    ValueStatus, WorkerState, WorkerStatus, WorkflowCounts, WorkflowInfo, WorkflowState,
+    WorkflowsPage, WorkflowsQuery,
 };
 use penstock_wire::{
     Decoder, FRAME_HEADER_BYTES, Heard, MAX_FRAME_BYTES, WireError, convert, encode_frame, proto,
@@ -93,8 +94,8 @@ fn any_value() -> impl Strategy<Value = Value> {
 }
 
 prop_compose! {
-    fn any_run()(task in ".{0,8}", queue in ".{0,8}", attempt: u32, generation: u32, ended_at: u64) -> Run {
-        Run { task, queue, attempt, generation, ended_at }
+    fn any_run()(task in ".{0,8}", queue in ".{0,8}", attempt: u32, generation: u32, ended_at: u64) -> ProducingRun {
+        ProducingRun { task, queue, attempt, generation, ended_at }
     }
 }
 
@@ -106,8 +107,8 @@ fn any_told_value() -> impl Strategy<Value = Value> {
     })
 }
 
-fn any_treatment() -> impl Strategy<Value = Running> {
-    prop::sample::select(Running::ALL.to_vec())
+fn any_treatment() -> impl Strategy<Value = OnRunning> {
+    prop::sample::select(OnRunning::ALL.to_vec())
 }
 
 fn any_state() -> impl Strategy<Value = MessageState> {
@@ -166,7 +167,7 @@ prop_compose! {
         (member, inputs, workflow, parent) in (
             option((any_id(), any::<u32>())), option(any_inputs()), option(any_id()), option(any_id()),
         ),
-        when in proptest::sample::select(&When::ALL[..]),
+        when in proptest::sample::select(&JoinOutcome::ALL[..]),
         key in option(any_bytes()), headers in vec((".{0,8}", any_bytes()), 0..3),
         generation: u32, attempts_before: u32, retries in option(any_retries()),
         timeout_ms: Option<u64>, soft_timeout_ms: Option<u64>, suspects: u8, args_hash: Option<u64>,
@@ -193,8 +194,8 @@ prop_compose! {
     fn any_held()(
         mut message in any_message(), due in option(any_due()), expires_after_ms: Option<u64>,
     ) -> Message {
-        let later = Later { due, expires_after_ms };
-        if later != Later::default() {
+        let later = ReleaseTimes { due, expires_after_ms };
+        if later != ReleaseTimes::default() {
             message.extras.get_or_insert_default().later = Some(Box::new(later));
         }
         message
@@ -228,13 +229,13 @@ prop_compose! {
     }
 }
 
-fn any_timing() -> impl Strategy<Value = Timing> {
+fn any_timing() -> impl Strategy<Value = ScheduleTiming> {
     let rhythm = prop_oneof![
         ".{0,8}".prop_map(Rhythm::Cron),
         any::<u64>().prop_map(Rhythm::Every),
         any::<u64>().prop_map(Rhythm::At),
     ];
-    (rhythm, ".{0,8}", any::<u64>()).prop_map(|(rhythm, zone, jitter_ms)| Timing {
+    (rhythm, ".{0,8}", any::<u64>()).prop_map(|(rhythm, zone, jitter_ms)| ScheduleTiming {
         rhythm,
         zone,
         jitter_ms,
@@ -251,18 +252,18 @@ prop_compose! {
     fn any_plan()(
         timing in any_timing(), overlap in select(&Overlap::ALL[..]), catch_up in select(&CatchUp::ALL[..]),
         window_ms: u64, queue in ".{0,8}", message in any_message(),
-    ) -> Box<Plan> {
-        Box::new(Plan { timing, overlap, catch_up, window_ms, queue, message })
+    ) -> Box<SchedulePlan> {
+        Box::new(SchedulePlan { timing, overlap, catch_up, window_ms, queue, message })
     }
 }
 
 fn any_schedule() -> impl Strategy<Value = Op> {
     let version = prop_oneof![
-        Just(Version::Unnamed),
-        any::<u64>().prop_map(Version::Number),
-        ".{0,8}".prop_map(Version::Text),
+        Just(AppVersion::Unnamed),
+        any::<u64>().prop_map(AppVersion::Number),
+        ".{0,8}".prop_map(AppVersion::Text),
     ];
-    let generation = (version, any::<u64>()).prop_map(|(version, started_at)| Generation {
+    let generation = (version, any::<u64>()).prop_map(|(version, started_at)| AppRelease {
         version,
         started_at,
     });
@@ -313,7 +314,7 @@ fn any_op() -> impl Strategy<Value = Op> {
         (any_id(), any::<u32>()).prop_map(|(join, index)| Member { join, index }),
         0..3,
     );
-    let when = proptest::sample::select(&When::ALL[..]);
+    let when = proptest::sample::select(&JoinOutcome::ALL[..]);
     let places = (vec((any::<u32>(), when), 0..3), then);
     let optional_claim = option(any_claim());
     prop_oneof![
@@ -606,7 +607,7 @@ prop_compose! {
         workers in vec((".{0,8}", any::<u32>(), any_worker_state(), vec(any_running(), 0..3)), 0..3),
     ) -> Status {
         let [published, cancelled, failed_for_good] = counts;
-        let counts = Box::new(Counts { published, cancelled, failed: failed_for_good, ..Counts::default() });
+        let counts = Box::new(BrokerCounts { published, cancelled, failed: failed_for_good, ..BrokerCounts::default() });
         let queues = queues.into_iter().map(|(name, numbers, tallied, capacity_permille)| {
             let [ready, running, ending, failed, unknown] = numbers;
             QueueStatus {

@@ -4,8 +4,9 @@ use bytes::Bytes;
 use penstock_faults::planted;
 use penstock_jobs::Blame;
 use penstock_message::{
-    Applied, Claim, Conflict, Due, Extras, Hold, JOIN_CAP, JoinId, Key, Member, Message, MessageId,
-    Op, ReleaseReason, Target, Unsealed, Until, Value, ValueStatus, When as Outcome, place_of_heir,
+    Applied, Claim, Conflict, Due, Extras, Hold, JOIN_CAP, JoinId, JoinOutcome as Outcome, Key,
+    Member, Message, MessageId, Op, ReleaseReason, Target, Unsealed, Until, Value, ValueStatus,
+    place_of_heir,
 };
 
 use super::Checked;

@@ -3,9 +3,9 @@
 use bytes::Bytes;
 use penstock_faults::planted;
 use penstock_message::{
-    Claim, Condition, Conflict, Due, Extras, Failure, Filter, HIGHEST_PRIORITY, Hold, JoinId, Key,
-    Lease, Member, Message, MessageId, MessageState, Op, Open, Refusal, Retries, ScheduleStep,
-    SeededMap, SeededSet, SeededState, Target, Unsealed, Until, When, place_of_heir,
+    Claim, Condition, Conflict, Due, Extras, Failure, Filter, HIGHEST_PRIORITY, Hold, JoinId,
+    JoinOutcome, Key, Lease, Member, Message, MessageId, MessageState, Op, Open, Refusal, Retries,
+    ScheduleStep, SeededMap, SeededSet, SeededState, Target, Unsealed, Until, place_of_heir,
 };
 
 use super::{Checked, Checking, Replaced, Unchecked, exact_bytes};
@@ -672,7 +672,7 @@ fn check_inputs(message: &Message, held_by: Option<JoinId>) -> Result<(), Refusa
 }
 
 /// Whether each of the expected outcomes is that of one member.
-fn check_expects(expects: &[(u32, When)], count: u32) -> Result<(), Refusal> {
+fn check_expects(expects: &[(u32, JoinOutcome)], count: u32) -> Result<(), Refusal> {
     let is_ascending = expects.is_sorted_by(|(one, _), (other, _)| one < other);
     match expects.last() {
         Some((index, _)) if *index >= count => Err(Refusal::Invalid(format!(

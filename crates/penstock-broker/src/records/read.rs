@@ -4,9 +4,9 @@ use std::borrow::Cow;
 
 use bytes::Bytes;
 use penstock_message::{
-    Applied, Due, Extras, InputShape, Inputs, JoinPolicy, Key, Later, Member, MessageId,
-    MessageState, Overflow, QueueLimits, Receipt, Refusal, Retries, Running, Scope, SessionId,
-    UPSTREAM_IDS, ValueStatus, WallMs, When as Outcome, WorkflowState,
+    Applied, Due, Extras, InputShape, Inputs, JoinOutcome as Outcome, JoinPolicy, Key, Member,
+    MessageId, MessageState, OnRunning, Overflow, QueueLimits, Receipt, Refusal, ReleaseTimes,
+    Retries, Scope, SessionId, UPSTREAM_IDS, ValueStatus, WallMs, WorkflowState,
 };
 
 use super::{
@@ -173,7 +173,7 @@ impl<'a> RecordReader<'a> {
             },
             tag::CANCEL_ASKED => Event::CancelAsked {
                 number: self.number()?,
-                kill: self.running()? == Running::Kill,
+                kill: self.running()? == OnRunning::Kill,
                 reason: self.name(names)?,
             },
             tag::MOVED => Event::Moved {
@@ -520,7 +520,7 @@ impl<'a> RecordReader<'a> {
         Ok(((extras != Extras::default()).then_some(extras), failure))
     }
 
-    fn later(&mut self) -> Result<Later, RecordError> {
+    fn later(&mut self) -> Result<ReleaseTimes, RecordError> {
         let at = self.at;
         let flags = self.byte()?;
         if flags & !later::KNOWN != 0 || flags & later::AFTER & (flags >> 1) != 0 {
@@ -536,7 +536,7 @@ impl<'a> RecordReader<'a> {
             0 => None,
             _ => Some(self.varint()?),
         };
-        Ok(Later {
+        Ok(ReleaseTimes {
             due,
             expires_after_ms,
         })
@@ -642,15 +642,15 @@ impl<'a> RecordReader<'a> {
             target,
             reason,
             running: match flags & marked::RUNNING {
-                0 => Running::Leave,
+                0 => OnRunning::Leave,
                 _ => self.running()?,
             },
         })
     }
 
-    fn running(&mut self) -> Result<Running, RecordError> {
+    fn running(&mut self) -> Result<OnRunning, RecordError> {
         let at = self.at;
-        let running = Running::ALL.get(usize::from(self.byte()?));
+        let running = OnRunning::ALL.get(usize::from(self.byte()?));
         running.copied().ok_or(RecordError::UnknownField {
             what: "treatment of running jobs",
             at,

@@ -2,8 +2,8 @@
 
 use bytes::Bytes;
 use penstock_message::{
-    CatchUp, Due, Generation, HIGHEST_PRIORITY, Message, MessageId, Overlap, Plan, Rhythm,
-    ScheduleName, ScheduleTally, Skipped, Timing, Version,
+    AppRelease, AppVersion, CatchUp, Due, HIGHEST_PRIORITY, Message, MessageId, Overlap, Rhythm,
+    ScheduleName, SchedulePlan, ScheduleTally, ScheduleTiming, Skipped,
 };
 
 use super::{
@@ -32,12 +32,12 @@ impl RecordWriter {
         if let Some((plan, generation)) = &head.declared {
             self.plan(names, plan);
             match &generation.version {
-                Version::Unnamed => self.tag(0),
-                Version::Number(number) => {
+                AppVersion::Unnamed => self.tag(0),
+                AppVersion::Number(number) => {
                     self.tag(1);
                     self.varint(*number);
                 }
-                Version::Text(text) => {
+                AppVersion::Text(text) => {
                     self.tag(2);
                     self.text(text);
                 }
@@ -49,8 +49,8 @@ impl RecordWriter {
         }
     }
 
-    fn plan(&mut self, names: &Names, plan: &Plan) {
-        let Timing {
+    fn plan(&mut self, names: &Names, plan: &SchedulePlan) {
+        let ScheduleTiming {
             rhythm,
             zone,
             jitter_ms,
@@ -159,16 +159,16 @@ impl RecordReader<'_> {
                 let plan = self.plan(names)?;
                 let at = self.at;
                 let version = match self.byte()? {
-                    0 => Version::Unnamed,
-                    1 => Version::Number(self.varint()?),
-                    2 => Version::Text(self.text()?.to_owned()),
+                    0 => AppVersion::Unnamed,
+                    1 => AppVersion::Number(self.varint()?),
+                    2 => AppVersion::Text(self.text()?.to_owned()),
                     _ => {
                         let what = "version of an app";
                         return Err(RecordError::UnknownField { what, at });
                     }
                 };
                 let started_at = self.difference(self.time)?;
-                let generation = Generation {
+                let generation = AppRelease {
                     version,
                     started_at,
                 };
@@ -187,7 +187,7 @@ impl RecordReader<'_> {
         })
     }
 
-    fn plan(&mut self, names: &mut Names) -> Result<Plan, RecordError> {
+    fn plan(&mut self, names: &mut Names) -> Result<SchedulePlan, RecordError> {
         let at = self.at;
         let rhythm = match self.byte()? {
             0 => Rhythm::Cron(self.text()?.to_owned()),
@@ -198,7 +198,7 @@ impl RecordReader<'_> {
                 return Err(RecordError::UnknownField { what, at });
             }
         };
-        let timing = Timing {
+        let timing = ScheduleTiming {
             rhythm,
             zone: self.text()?.to_owned(),
             jitter_ms: self.varint()?,
@@ -239,7 +239,7 @@ impl RecordReader<'_> {
             },
             body: Bytes::copy_from_slice(self.slice()?),
         };
-        Ok(Plan {
+        Ok(SchedulePlan {
             timing,
             overlap,
             catch_up,

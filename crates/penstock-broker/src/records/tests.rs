@@ -4,7 +4,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use penstock_message::{
-    CatchUp, Due, Message, Overflow, Overlap, Refusal, Rhythm, Timing, Version,
+    AppVersion, CatchUp, Due, Message, Overflow, Overlap, Refusal, Rhythm, ScheduleTiming,
 };
 
 use super::*;
@@ -349,7 +349,7 @@ fn event() -> impl Strategy<Value = Event<'static>> {
     prop_oneof![sessions, messages, others, workflows, schedules()]
 }
 
-fn plan() -> impl Strategy<Value = Plan> {
+fn plan() -> impl Strategy<Value = SchedulePlan> {
     let rhythm = prop_oneof![
         ".{0,9}".prop_map(Rhythm::Cron),
         any::<u64>().prop_map(Rhythm::Every),
@@ -376,8 +376,8 @@ fn plan() -> impl Strategy<Value = Plan> {
             timeout_ms,
             ..Extras::default()
         };
-        Plan {
-            timing: Timing {
+        SchedulePlan {
+            timing: ScheduleTiming {
                 rhythm,
                 zone,
                 jitter_ms,
@@ -407,11 +407,11 @@ fn plan() -> impl Strategy<Value = Plan> {
 fn schedules() -> impl Strategy<Value = Event<'static>> {
     let name = (".{0,9}", ".{0,9}").prop_map(|(app, name)| ScheduleName { app, name });
     let version = prop_oneof![
-        Just(Version::Unnamed),
-        any::<u64>().prop_map(Version::Number),
-        ".{0,9}".prop_map(Version::Text),
+        Just(AppVersion::Unnamed),
+        any::<u64>().prop_map(AppVersion::Number),
+        ".{0,9}".prop_map(AppVersion::Text),
     ];
-    let generation = (version, any::<u64>()).prop_map(|(version, started_at)| Generation {
+    let generation = (version, any::<u64>()).prop_map(|(version, started_at)| AppRelease {
         version,
         started_at,
     });

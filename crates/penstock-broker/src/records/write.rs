@@ -1,8 +1,8 @@
 //! Writes events as bytes.
 
 use penstock_message::{
-    Due, Extras, JoinPolicy, Key, Later, MessageId, Overflow, Receipt, Refusal, Retries, Running,
-    WallMs, When as Outcome,
+    Due, Extras, JoinOutcome as Outcome, JoinPolicy, Key, MessageId, OnRunning, Overflow, Receipt,
+    Refusal, ReleaseTimes, Retries, WallMs,
 };
 
 use super::{
@@ -178,8 +178,8 @@ impl RecordWriter {
                 self.tag(tag::CANCEL_ASKED);
                 self.number(*number);
                 self.tag(match kill {
-                    false => Running::Ask,
-                    true => Running::Kill,
+                    false => OnRunning::Ask,
+                    true => OnRunning::Kill,
                 } as u8);
                 self.name(names, *reason);
             }
@@ -776,7 +776,7 @@ impl RecordWriter {
         }
     }
 
-    fn later(&mut self, times: &Later) {
+    fn later(&mut self, times: &ReleaseTimes) {
         let (due, ms) = match times.due {
             None => (0, None),
             Some(Due::AfterMs(ms)) => (later::AFTER, Some(ms)),
@@ -834,7 +834,7 @@ impl RecordWriter {
             (marked::FROM, mark.failed_from.is_some()),
             (marked::BEFORE, mark.failed_before.is_some()),
             (marked::TARGET, mark.target.is_some()),
-            (marked::RUNNING, mark.running != Running::Leave),
+            (marked::RUNNING, mark.running != OnRunning::Leave),
         ] {
             flags |= if is_set { flag } else { 0 };
         }
@@ -851,7 +851,7 @@ impl RecordWriter {
         if let Some(target) = mark.target {
             self.name(names, target);
         }
-        if mark.running != Running::Leave {
+        if mark.running != OnRunning::Leave {
             self.tag(mark.running as u8);
         }
     }

@@ -2,7 +2,7 @@
 
 use penstock_faults::planted;
 use penstock_message::{
-    JoinId, JoinPolicy, Later, Member, MessageId, When as Outcome, WorkflowState,
+    JoinId, JoinOutcome as Outcome, JoinPolicy, Member, MessageId, ReleaseTimes, WorkflowState,
 };
 
 use super::{Adjust, State};
@@ -376,7 +376,7 @@ impl State {
     }
 
     /// Takes the times that begin with the release of a message.
-    fn take_times(&mut self, slot: u32) -> Option<Later> {
+    fn take_times(&mut self, slot: u32) -> Option<ReleaseTimes> {
         self.messages.extras(slot)?.later.as_ref()?;
         self.live_bytes -= self.messages.journal_bytes(slot);
         let times = self.messages.take_later(slot);
@@ -385,7 +385,7 @@ impl State {
     }
 
     /// Puts a message that was released at this time in its place.
-    fn wait_from(&mut self, slot: u32, times: Later, at: u64) {
+    fn wait_from(&mut self, slot: u32, times: ReleaseTimes, at: u64) {
         if let Some(ms) = times.expires_after_ms {
             self.abandon_expiry(slot);
             let when = When::steady(at.saturating_add(ms));

@@ -21,11 +21,12 @@ use penstock_broker::{
     Position, Query, Recovery, Unread,
 };
 use penstock_message::{
-    AskQuery, Claim, Condition, Conflict, Consume, Durability, FailedQuery, Failure, GivenValues,
-    HeaderPatch, Hold, InputShape, Inputs, JoinPolicy, Key, Later, Lease, Member, Message,
-    MessageId, Op, Open, Others, Overflow, Progress, QueueLimits, ReleaseReason, Running,
-    ScheduleStep, SchedulesQuery, Scope, SessionId, Space, StatusQuery, Tasks, Tx, Unsealed, Until,
-    Value, ValueStatus, WorkerReport, WorkerState, WorkflowState, WorkflowsQuery, place_of_heir,
+    AskQuery, Claim, Condition, Conflict, Consume, Durability, FailedQuery, Failure, HeaderPatch,
+    Hold, InputShape, InputValues, Inputs, JoinPolicy, Key, Lease, Member, Message, MessageId,
+    OnRunning, Op, Open, Others, Overflow, Progress, QueueLimits, ReleaseReason, ReleaseTimes,
+    ScheduleStep, SchedulesQuery, Scope, SessionId, Space, StatusQuery, TaskSelection, Tx,
+    Unsealed, Until, Value, ValueStatus, WorkerReport, WorkerState, WorkflowState, WorkflowsQuery,
+    place_of_heir,
 };
 
 mod words;
@@ -321,10 +322,10 @@ impl World {
                             consume.held_by = Some(jobs.collect());
                         }
                         ("app", app) => consume.app = app.to_owned(),
-                        ("tasks", "any") => consume.tasks = Tasks::Any,
+                        ("tasks", "any") => consume.tasks = TaskSelection::Any,
                         ("tasks", tasks) => {
                             let tasks = tasks.split('+').map(str::to_owned);
-                            consume.tasks = Tasks::Named(tasks.collect());
+                            consume.tasks = TaskSelection::Named(tasks.collect());
                         }
                         (other, _) => panic!("a consumer has no {other}"),
                     }
@@ -572,9 +573,9 @@ impl World {
                 target: target(name, &options),
                 reason: options.text("reason").unwrap_or("").to_owned(),
                 running: match (options.has("ask"), options.has("kill")) {
-                    (_, true) => Running::Kill,
-                    (true, _) => Running::Ask,
-                    (false, false) => Running::Leave,
+                    (_, true) => OnRunning::Kill,
+                    (true, _) => OnRunning::Ask,
+                    (false, false) => OnRunning::Leave,
                 },
             },
             "retry" => Op::RetryFailed {
@@ -672,11 +673,11 @@ impl World {
                                 let extras = held.extras.get_or_insert_default();
                                 extras.inputs = Some(Inputs { join, shape });
                             }
-                            let times = Later {
+                            let times = ReleaseTimes {
                                 due: options.due("later", "later-at"),
                                 expires_after_ms: options.number("later-expires"),
                             };
-                            if times != Later::default() {
+                            if times != ReleaseTimes::default() {
                                 held.extras.get_or_insert_default().later = Some(Box::new(times));
                             }
                             (queue.to_owned(), held)
@@ -1196,7 +1197,7 @@ impl World {
                         line += &format!(":by{}", deadline - 1_700_000_000_000);
                     }
                     if !delivery.inputs.is_empty() {
-                        let given = GivenValues::decode(&delivery.inputs).expect("values");
+                        let given = InputValues::decode(&delivery.inputs).expect("values");
                         line += &describe_given(&given);
                     }
                     if let Some(old) = self.leases.insert(name.clone(), delivery.lease) {

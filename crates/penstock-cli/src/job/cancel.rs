@@ -2,7 +2,7 @@
 
 use clap::{Args, ValueEnum};
 use penstock_message::{
-    Filter, Key, KeyState, MessageId, MessageState, Op, Receipt, Refusal, Running, StatusQuery,
+    Filter, Key, KeyState, MessageId, MessageState, OnRunning, Op, Receipt, Refusal, StatusQuery,
     Target,
 };
 use serde_json::{Value, json};
@@ -47,7 +47,7 @@ pub enum Treatment {
     Leave,
 }
 
-impl From<Treatment> for Running {
+impl From<Treatment> for OnRunning {
     fn from(treatment: Treatment) -> Self {
         match treatment {
             Treatment::Ask => Self::Ask,

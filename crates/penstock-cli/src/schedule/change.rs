@@ -3,8 +3,8 @@
 use clap::Args;
 use penstock_drawing::fields_of_schedule;
 use penstock_message::{
-    CatchUp, DEFAULT_PRIORITY, Message, MessageId, Op, Overlap, Plan, Rhythm, ScheduleInfo,
-    ScheduleName, ScheduleStep, SchedulesQuery, Times, Timing,
+    CatchUp, DEFAULT_PRIORITY, Message, MessageId, Op, Overlap, Rhythm, ScheduleInfo, ScheduleName,
+    SchedulePlan, ScheduleStep, ScheduleTimes, ScheduleTiming, SchedulesQuery,
 };
 use serde_json::{Map, Value};
 
@@ -139,9 +139,9 @@ impl TimesArguments {
     }
 
     /// Returns these times, with those of `was` in the place of what is left out.
-    fn over(&self, was: Times) -> Result<Times, Failure> {
-        Ok(Times {
-            timing: Timing {
+    fn over(&self, was: ScheduleTimes) -> Result<ScheduleTimes, Failure> {
+        Ok(ScheduleTimes {
+            timing: ScheduleTiming {
                 rhythm: self.rhythm()?.unwrap_or(was.timing.rhythm),
                 zone: self.tz.clone().unwrap_or(was.timing.zone),
                 jitter_ms: self.jitter.map_or(was.timing.jitter_ms, ms),
@@ -172,8 +172,8 @@ pub(super) fn add(arguments: &AddArguments) -> Result<(), Failure> {
         );
         return Err(Failure::new(FAILED, text));
     }
-    let times = arguments.times.over(Times {
-        timing: Timing {
+    let times = arguments.times.over(ScheduleTimes {
+        timing: ScheduleTiming {
             rhythm,
             zone: "UTC".to_owned(),
             jitter_ms: 0,
@@ -197,7 +197,7 @@ pub(super) fn add(arguments: &AddArguments) -> Result<(), Failure> {
         body: body.into(),
         extras: None,
     };
-    let step = ScheduleStep::Set(Box::new(Plan::new(times, message)));
+    let step = ScheduleStep::Set(Box::new(SchedulePlan::new(times, message)));
     broker.commit(Op::Schedule {
         schedule: schedule.clone(),
         step,
@@ -214,7 +214,7 @@ pub(super) fn edit(arguments: &EditArguments) -> Result<(), Failure> {
     let broker = one.broker.find()?;
     let info = one.look_up(&broker)?;
     let schedule = info.name.clone();
-    let times = times.over(Times {
+    let times = times.over(ScheduleTimes {
         timing: info.timing,
         overlap: info.overlap,
         catch_up: info.catch_up,

@@ -237,7 +237,7 @@ fn fail_all(body: &Bytes) {
     let drop = Op::Cancel {
         target: Target::Filter(Filter::default()),
         reason: String::new(),
-        running: penstock_message::Running::Leave,
+        running: penstock_message::OnRunning::Leave,
     };
     assert!(client.commit(vec![drop]), "a cancel is taken");
     let until = Instant::now() + PATIENCE;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use penstock_message::{Consume, Delivery, Features, Tasks};
+use penstock_message::{Consume, Delivery, Features, TaskSelection};
 use penstock_wire::proto;
 
 use crate::DeliverySink;
@@ -71,7 +71,7 @@ impl Consumers {
             wish.queues = consume.queues;
             consumer.wish_changed = true;
         }
-        if consume.tasks != Tasks::Same && consume.tasks != wish.tasks {
+        if consume.tasks != TaskSelection::Same && consume.tasks != wish.tasks {
             wish.tasks = consume.tasks;
             consumer.wish_changed = true;
         }

@@ -1,7 +1,9 @@
 use std::collections::HashMap;
 use std::sync::Mutex;
 
-use penstock_message::{MessageId, Op, Refusal, Tasks, Tx, Value, ValueStatus, WaitRefusal};
+use penstock_message::{
+    MessageId, Op, Refusal, TaskSelection, Tx, Value, ValueStatus, WaitRefusal,
+};
 use penstock_wire::{Decoder, PROTOCOL_VERSION, native};
 
 use super::outgoing::MAX_IN_FLIGHT;
@@ -1173,7 +1175,7 @@ fn several_consumers_are_told_of_apart_and_again_after_a_reconnect() {
     for (consumer, task, credit) in [(0, "quick", 4), (1, "slow", 1)] {
         let consume = Consume {
             consumer,
-            tasks: Tasks::Named(vec![task.to_owned()]),
+            tasks: TaskSelection::Named(vec![task.to_owned()]),
             ..takes("mail", credit)
         };
         bench.session.consume(consume, Arc::clone(&hands));
@@ -1217,7 +1219,7 @@ fn several_consumers_are_told_of_apart_and_again_after_a_reconnect() {
     bench.session.stop_consumer(1);
     let other = Consume {
         consumer: 1,
-        tasks: Tasks::Named(vec!["other".to_owned()]),
+        tasks: TaskSelection::Named(vec!["other".to_owned()]),
         ..Consume::default()
     };
     bench.session.consume(other, hands);

@@ -8,9 +8,9 @@ use penstock_conformance::Ability;
 use penstock_driver::{DeliverySink, Done, Driver, DriverError, LeadToken, ValueSink, WatchId};
 use penstock_message::{
     Answer, Applied, Ask, CancelOrder, Capabilities, Conflict, Consume, DEFAULT_PRIORITY, Delivery,
-    Due, Durability, Feature, HeaderPatch, Key, KeyState, Lease, MessageState, NoReply, Notice, Op,
-    Progress, Query, Receipt, Refusal, ReleaseReason, Running, Target, Tasks, Tx, Value,
-    ValueStatus, WorkerReport,
+    Due, Durability, Feature, HeaderPatch, Key, KeyState, Lease, MessageState, NoReply, Notice,
+    OnRunning, Op, Progress, Query, Receipt, Refusal, ReleaseReason, Target, TaskSelection, Tx,
+    Value, ValueStatus, WorkerReport,
 };
 
 use crate::support::*;
@@ -270,7 +270,7 @@ impl Lying {
             | (Feature::Workflows, Op::Open(_))
             | (Feature::Schedules, Op::Schedule { .. })
             | (Feature::CancelWaiting, Op::Cancel { .. }) => Vec::new(),
-            (Feature::CancelRunning, Op::Cancel { running, .. }) if running != Running::Leave => {
+            (Feature::CancelRunning, Op::Cancel { running, .. }) if running != OnRunning::Leave => {
                 Vec::new()
             }
             (_, op) => vec![op],
@@ -283,7 +283,7 @@ impl Lying {
             Op::Publish { message, .. } => Some(Op::Cancel {
                 target: Target::Job(message.id),
                 reason: "forgotten".into(),
-                running: Running::Leave,
+                running: OnRunning::Leave,
             }),
             Op::Put { key, .. } => Some(Op::Delete { key: key.clone() }),
             _ => None,
@@ -396,7 +396,7 @@ impl Driver for Lying {
 
     fn consume(&self, mut consume: Consume, sink: Arc<dyn DeliverySink>) {
         if self.lie == Feature::TasksOfConsumers {
-            consume.tasks = Tasks::Any;
+            consume.tasks = TaskSelection::Any;
         }
         let lie = self.lie;
         self.inner

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use bytes::Bytes;
 use penstock_journal::sim::SimStorage;
 use penstock_message::{
-    Answer, Consume, Durability, Op, Query, Status, StatusCursor, StatusPage, StatusQuery, Tasks,
-    Tx,
+    Answer, Consume, Durability, Op, Query, Status, StatusCursor, StatusPage, StatusQuery,
+    TaskSelection, Tx,
 };
 use penstock_wire::encoded_frame_len;
 use penstock_wire::proto::{ToBroker, ToClient};
@@ -237,7 +237,7 @@ fn what_is_ready_for_a_worker_are_the_jobs_that_it_can_run() {
         let consume = Consume {
             consumer,
             queues: vec!["default".to_owned()],
-            tasks: Tasks::Named(tasks.iter().map(|task| task.to_string()).collect()),
+            tasks: TaskSelection::Named(tasks.iter().map(|task| task.to_string()).collect()),
             ..Consume::default()
         };
         let frame = ToBroker {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use penstock_broker::ConnId;
-use penstock_message::Tasks;
+use penstock_message::TaskSelection;
 
 use super::{Checker, View};
 use crate::model::Verdict;
@@ -33,9 +33,9 @@ impl ConsumerView {
         }
         self.credit += u64::from(wish.add_credit);
         let tasks = match &wish.tasks {
-            Tasks::Same => self.tasks.clone(),
-            Tasks::Any => None,
-            Tasks::Named(tasks) => Some(tasks.clone()),
+            TaskSelection::Same => self.tasks.clone(),
+            TaskSelection::Any => None,
+            TaskSelection::Named(tasks) => Some(tasks.clone()),
         };
         if self.tasks != tasks {
             self.tasks_before

@@ -3,8 +3,8 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use penstock_message::{
-    Filter, JoinId, Key, MessageId, MessageState, OperationStatus, Running, When as Outcome,
-    place_of_heir,
+    Filter, JoinId, JoinOutcome as Outcome, Key, MessageId, MessageState, OnRunning,
+    OperationStatus, place_of_heir,
 };
 
 use super::item::{End, Item, Moment, State, When};
@@ -32,7 +32,7 @@ impl Model {
         &mut self,
         id: MessageId,
         found: Option<MessageState>,
-        running: Running,
+        running: OnRunning,
     ) -> Verdict {
         let copies = self.by_id.get(&id).cloned().unwrap_or_default();
         let is_alone = copies.len() == 1;
@@ -47,7 +47,7 @@ impl Model {
             self.found_is_right(copies[0], found, running)?;
         }
         for index in copies {
-            if running != Running::Leave && !matches!(self.items[index].state, State::Ended(_)) {
+            if running != OnRunning::Leave && !matches!(self.items[index].state, State::Ended(_)) {
                 self.items[index].asked = Some(self.moment.grants);
             }
             if is_alone && found == Some(MessageState::Cancelling) {
@@ -112,7 +112,7 @@ impl Model {
         &self,
         index: usize,
         found: Option<MessageState>,
-        running: Running,
+        running: OnRunning,
     ) -> Verdict {
         let item = &self.items[index];
         let runs = matches!(item.state, State::Leased { .. });
@@ -126,7 +126,7 @@ impl Model {
             Some(MessageState::Blocked) => {
                 item.is_blocked() || is_held && !self.surely_waits(index)
             }
-            Some(MessageState::Cancelling) => running != Running::Leave,
+            Some(MessageState::Cancelling) => running != OnRunning::Leave,
             None | Some(MessageState::Running | MessageState::Failed | MessageState::Parked) => {
                 false
             }
@@ -149,7 +149,7 @@ impl Model {
     pub(super) fn cancel_many(
         &mut self,
         filter: &Filter,
-        running: Running,
+        running: OnRunning,
         operation: Option<u64>,
     ) -> Verdict {
         self.another_order();
@@ -240,7 +240,7 @@ impl Model {
     }
 
     /// Ends an item for an order that is for many; one that runs may be asked to stop.
-    fn stop(&mut self, index: usize, running: Running) {
+    fn stop(&mut self, index: usize, running: OnRunning) {
         let item = &self.items[index];
         let id = item.message.id;
         // Those that have failed are not meant, and nobody may have seen that, or may ever see it.
@@ -255,7 +255,7 @@ impl Model {
         let is_unsure = !self.surely_waits(index);
         let grants = self.moment.grants;
         let item = &mut self.items[index];
-        if running != Running::Leave && !may_have_failed {
+        if running != OnRunning::Leave && !may_have_failed {
             item.asked = Some(grants);
         }
         if may_wait {
@@ -264,7 +264,7 @@ impl Model {
         }
         if (item.state == State::Waiting || is_held) && !is_unseen {
             item.cancelled = Some(grants);
-        } else if running == Running::Leave {
+        } else if running == OnRunning::Leave {
             // It may come back while the operation goes on, and gets a new place then.
             item.in_order = false;
         }
@@ -296,7 +296,7 @@ impl Model {
             if item.is_blocked() {
                 self.end_blocked(index);
             }
-            self.stop(index, Running::Ask);
+            self.stop(index, OnRunning::Ask);
         }
         Ok(())
     }

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use bytes::Bytes;
 use penstock_jobs::delay_after_crash_ms;
 use penstock_message::{
-    Due, JoinId, JoinPolicy, Key, Lease, Member, Message, MessageId, SessionId, ValueStatus,
-    When as Outcome,
+    Due, JoinId, JoinOutcome as Outcome, JoinPolicy, Key, Lease, Member, Message, MessageId,
+    SessionId, ValueStatus,
 };
 
 use crate::work::TASKS;

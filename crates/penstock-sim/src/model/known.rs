@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use penstock_message::{
-    GivenValue, GivenValues, JoinId, Key, MessageId, SessionId, ValueStatus, When as Outcome,
+    InputValue, InputValues, JoinId, JoinOutcome as Outcome, Key, MessageId, SessionId, ValueStatus,
 };
 
 use super::item::{End, Item, JoinModel, Run, State, Stored, Time};
@@ -131,7 +131,7 @@ impl Model {
         })
     }
 
-    fn values_of(&self, join: JoinId) -> Option<GivenValues> {
+    fn values_of(&self, join: JoinId) -> Option<InputValues> {
         let JoinModel { count, policy, .. } = self.joins.get(&join)?;
         let count = *count;
         // It may have gone on without what was retried since.
@@ -140,18 +140,18 @@ impl Model {
         }
         let value = |index| {
             if let Some(inner) = self.by_place.get(&(join, index)) {
-                return self.values_of(*inner).map(GivenValue::Gathered);
+                return self.values_of(*inner).map(InputValue::Gathered);
             }
             let id = MessageId::member(join, index);
             let made = self.evaluated(id)?;
             let is_kept = |item: &Item| item.message.result_ttl_ms.is_some() && item.has_result;
             Some(match self.with_id(id).all(is_kept) {
-                true => GivenValue::Of(ValueStatus::Succeeded, made.to_vec().into()),
-                false => GivenValue::Gone,
+                true => InputValue::Of(ValueStatus::Succeeded, made.to_vec().into()),
+                false => InputValue::Gone,
             })
         };
         let values = (0..count).map(value).collect::<Option<Vec<_>>>()?;
-        Some(GivenValues {
+        Some(InputValues {
             join,
             count,
             values: Some(values),

@@ -4,7 +4,7 @@
 use bytes::Bytes;
 use penstock_jobs::delay_after_crash_ms;
 use penstock_message::{
-    Delivery, GivenValue, GivenValues, JoinId, Key, Lease, MessageId, SessionId, ValueStatus,
+    Delivery, InputValue, InputValues, JoinId, Key, Lease, MessageId, SessionId, ValueStatus,
 };
 
 use super::item::{Attendance, Item, Run, State};
@@ -164,7 +164,7 @@ impl Model {
         else {
             return Ok(());
         };
-        let given = match GivenValues::decode(inputs) {
+        let given = match InputValues::decode(inputs) {
             Ok(given) => given,
             Err(_) => return self.fail(format!("{id} was given {inputs:?} for its inputs")),
         };
@@ -172,7 +172,7 @@ impl Model {
     }
 
     /// Compares values with those of the members of a join.
-    fn given_is_right(&self, id: MessageId, join: JoinId, given: &GivenValues) -> Verdict {
+    fn given_is_right(&self, id: MessageId, join: JoinId, given: &InputValues) -> Verdict {
         let count = self.joins.get(&join).map_or(given.count, |join| join.count);
         if given.join != join || given.count != count {
             return self.fail(format!(
@@ -181,7 +181,7 @@ impl Model {
         }
         let values = given.values.iter().flatten();
         for (index, value) in (0..).zip(values) {
-            if let (Some(inner), GivenValue::Gathered(values)) =
+            if let (Some(inner), InputValue::Gathered(values)) =
                 (self.by_place.get(&(join, index)), value)
             {
                 self.given_is_right(id, *inner, values)?;
@@ -193,7 +193,7 @@ impl Model {
             };
             let is_right = match (stored.status, &stored.body) {
                 (ValueStatus::Succeeded, Some(body)) => {
-                    *value == GivenValue::Of(stored.status, body.clone())
+                    *value == InputValue::Of(stored.status, body.clone())
                 }
                 (ValueStatus::Gathered, _) => false,
                 _ => continue,

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use penstock_message::{Condition, Lease, MessageId, Op, Refusal, Running, SessionId, Target, Tx};
+use penstock_message::{
+    Condition, Lease, MessageId, OnRunning, Op, Refusal, SessionId, Target, Tx,
+};
 
 use super::Model;
 use super::item::{End, Item, State};
@@ -94,7 +96,7 @@ impl Model {
                     State::Ended(end) => end == End::JoinFailed,
                     _ => true,
                 };
-                let asks = *running != Running::Leave;
+                let asks = *running != OnRunning::Leave;
                 let has_group =
                     self.with_id(*id).next().is_none() && self.in_place_of(*id).is_some();
                 match has_group || self.with_id(*id).any(may_wait) {

@@ -2,9 +2,9 @@
 
 use bytes::Bytes;
 use penstock_message::{
-    DEFAULT_PRIORITY, Delivery, Failure, Filter, GivenValue, GivenValues, Hold, IdSource,
-    InputShape, Inputs, JoinPolicy, Key, Lease, Member, Message, MessageId, Op, Receipt,
-    ReleaseReason, Running, SessionId, Target, Tx, Value, ValueStatus,
+    DEFAULT_PRIORITY, Delivery, Failure, Filter, Hold, IdSource, InputShape, InputValue,
+    InputValues, Inputs, JoinPolicy, Key, Lease, Member, Message, MessageId, OnRunning, Op,
+    Receipt, ReleaseReason, SessionId, Target, Tx, Value, ValueStatus,
 };
 
 use super::Model;
@@ -259,10 +259,10 @@ fn a_group_may_have_gone_on_without_what_was_retried_within_another() {
     };
     runs(&mut model, 2, &delivery(member.clone()), fails);
     let mut given = delivery(body.clone());
-    let values = GivenValues {
+    let values = InputValues {
         join: outer,
         count: 1,
-        values: Some(vec![GivenValue::Of(ValueStatus::Upstream, Bytes::new())]),
+        values: Some(vec![InputValue::Of(ValueStatus::Upstream, Bytes::new())]),
     };
     let mut inputs = Vec::new();
     values.encode_into(&mut inputs);
@@ -346,7 +346,7 @@ fn a_blocked_job_that_is_cancelled_with_many_may_be_retried_before() {
             task: Some(body.task.clone()),
             ..Filter::default()
         };
-        let verdict = model.cancel_many(&filter, Running::Leave, Some(1));
+        let verdict = model.cancel_many(&filter, OnRunning::Leave, Some(1));
         verdict.expect("it has a number");
     };
     let retry = || Op::RetryFailed {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use penstock_message::{
-    Capabilities, Dedupe, Durability, LeaseLife, Limits, Priorities, Settlement,
+    Capabilities, Dedupe, Durability, LeaseLife, LimitSupport, Priorities, Settlement,
 };
 
 use super::durability;
@@ -28,9 +28,9 @@ impl From<&Capabilities> for proto::Capabilities {
             Priorities::Strict(levels) => (levels, true),
         };
         let limits = match from.limits {
-            Limits::None => wire::Limits::NoLimits,
-            Limits::AtDeclaration => wire::Limits::AtDeclaration,
-            Limits::Live => wire::Limits::Live,
+            LimitSupport::None => wire::Limits::NoLimits,
+            LimitSupport::AtDeclaration => wire::Limits::AtDeclaration,
+            LimitSupport::Live => wire::Limits::Live,
         };
         Self {
             engine: from.engine.clone(),
@@ -111,9 +111,9 @@ impl From<proto::Capabilities> for Capabilities {
             (levels, false) => Priorities::Levels(levels),
         };
         to.limits = match wire.limits() {
-            wire::Limits::NoLimits => Limits::None,
-            wire::Limits::AtDeclaration => Limits::AtDeclaration,
-            wire::Limits::Live => Limits::Live,
+            wire::Limits::NoLimits => LimitSupport::None,
+            wire::Limits::AtDeclaration => LimitSupport::AtDeclaration,
+            wire::Limits::Live => LimitSupport::Live,
         };
         to.engine = wire.engine;
         to.is_double = wire.is_double;
@@ -189,7 +189,7 @@ mod tests {
         all.settlement = Settlement::Idempotent { window };
         all.dedupe = Dedupe::Window(window);
         all.priorities = Priorities::Levels(2);
-        all.limits = Limits::AtDeclaration;
+        all.limits = LimitSupport::AtDeclaration;
         arrives(&all);
     }
 

@@ -1,6 +1,6 @@
 //! Consumers: their queues, tasks and credit.
 
-use penstock_message::{Consume, MessageId, Tasks};
+use penstock_message::{Consume, MessageId, TaskSelection};
 
 use super::id_bytes;
 use crate::proto;
@@ -13,12 +13,12 @@ impl From<Consume> for proto::Consumer {
             app: consume.app,
             queues: consume.queues,
             tasks: match consume.tasks {
-                Tasks::Same => None,
-                Tasks::Any => Some(proto::consumer::Tasks {
+                TaskSelection::Same => None,
+                TaskSelection::Any => Some(proto::consumer::Tasks {
                     any: true,
                     ..proto::consumer::Tasks::default()
                 }),
-                Tasks::Named(names) => Some(proto::consumer::Tasks {
+                TaskSelection::Named(names) => Some(proto::consumer::Tasks {
                     tasks: names.into_iter().map(|name| Task { name }).collect(),
                     any: false,
                 }),
@@ -40,11 +40,11 @@ impl From<proto::Consumer> for Consume {
             app: wire.app,
             queues: wire.queues,
             tasks: match wire.tasks {
-                None => Tasks::Same,
-                Some(tasks) if tasks.any => Tasks::Any,
+                None => TaskSelection::Same,
+                Some(tasks) if tasks.any => TaskSelection::Any,
                 Some(tasks) => {
                     let names = tasks.tasks.into_iter().map(|task| task.name);
-                    Tasks::Named(names.collect())
+                    TaskSelection::Named(names.collect())
                 }
             },
             add_credit: wire.add_credit,

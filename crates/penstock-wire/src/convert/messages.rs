@@ -2,8 +2,8 @@
 
 use bytes::Bytes;
 use penstock_message::{
-    CancelOrder, Delivery, Due, Extras, InputShape, Inputs, Lease, Member, Message, Progress,
-    Retries, When,
+    CancelOrder, Delivery, Due, Extras, InputShape, Inputs, JoinOutcome, Lease, Member, Message,
+    Progress, Retries,
 };
 
 use super::{FromNumber, id_bytes, message_id, optional_id, small, wanted};
@@ -196,7 +196,7 @@ impl TryFrom<proto::MessageExtras> for Extras {
         Ok(Self {
             member: wire.member.map(Member::try_from).transpose()?,
             inputs: wire.inputs.map(inputs).transpose()?,
-            when: When::from_number(wire.when)?,
+            when: JoinOutcome::from_number(wire.when)?,
             // It comes beside a held message.
             later: None,
             workflow: optional_id(&wire.workflow)?,

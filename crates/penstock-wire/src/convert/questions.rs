@@ -1,9 +1,9 @@
 //! Questions, answers and notices.
 
 use penstock_message::{
-    Answer, Counts, Failure, JobCounts, MessageInfo, MessageState, Notice, Others, ProcessStatus,
-    Query, QueueLimits, QueueStatus, RunningJob, Space, Status, StatusCursor, StatusPage,
-    StatusQuery, Tallied, TaskStatus, WorkerState, WorkerStatus,
+    Answer, BrokerCounts, Failure, JobCounts, MessageInfo, MessageState, Notice, Others,
+    ProcessStatus, Query, QueueLimits, QueueStatus, RunningJob, Space, Status, StatusCursor,
+    StatusPage, StatusQuery, Tallied, TaskStatus, WorkerState, WorkerStatus,
 };
 
 use super::messages::{headers_from_wire, headers_to_wire};
@@ -449,7 +449,7 @@ impl TryFrom<proto::Status> for Status {
             failed: wire.failed,
             failed_bytes: wire.failed_bytes,
             failed_dropped: wire.failed_dropped,
-            counts: Box::new(Counts {
+            counts: Box::new(BrokerCounts {
                 published: health.published,
                 delivered: health.delivered,
                 settled: health.settled,

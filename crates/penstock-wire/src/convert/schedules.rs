@@ -2,8 +2,9 @@
 
 use bytes::Bytes;
 use penstock_message::{
-    CatchUp, Generation, Op, Overlap, Plan, Rhythm, ScheduleInfo, ScheduleName, ScheduleStep,
-    ScheduleTally, SchedulesPage, SchedulesQuery, Skipped, Times, Timing, Version,
+    AppRelease, AppVersion, CatchUp, Op, Overlap, Rhythm, ScheduleInfo, ScheduleName, SchedulePlan,
+    ScheduleStep, ScheduleTally, ScheduleTimes, ScheduleTiming, SchedulesPage, SchedulesQuery,
+    Skipped,
 };
 
 use super::{FromNumber, all, id_bytes, optional_id, wanted};
@@ -39,14 +40,14 @@ pub(super) fn step_to_wire(schedule: ScheduleName, step: ScheduleStep) -> proto:
     }
 }
 
-fn declared(plan: Plan, generation: Generation) -> proto::Declared {
+fn declared(plan: SchedulePlan, generation: AppRelease) -> proto::Declared {
     use proto::declared::Version as Wire;
     proto::Declared {
         plan: Some(plan.into()),
         version: match generation.version {
-            Version::Unnamed => None,
-            Version::Number(number) => Some(Wire::Number(number)),
-            Version::Text(text) => Some(Wire::Text(text)),
+            AppVersion::Unnamed => None,
+            AppVersion::Number(number) => Some(Wire::Number(number)),
+            AppVersion::Text(text) => Some(Wire::Text(text)),
         },
         started_at_ms: generation.started_at,
     }
@@ -63,11 +64,11 @@ pub(super) fn step_from_wire(wire: proto::Schedule) -> Result<Op, WireError> {
         Wire::Declare(declared) => {
             use proto::declared::Version as Named;
             let plan = wanted(declared.plan, "a declaration has no plan")?;
-            let generation = Generation {
+            let generation = AppRelease {
                 version: match declared.version {
-                    None => Version::Unnamed,
-                    Some(Named::Number(number)) => Version::Number(number),
-                    Some(Named::Text(text)) => Version::Text(text),
+                    None => AppVersion::Unnamed,
+                    Some(Named::Number(number)) => AppVersion::Number(number),
+                    Some(Named::Text(text)) => AppVersion::Text(text),
                 },
                 started_at: declared.started_at_ms,
             };
@@ -83,8 +84,8 @@ pub(super) fn step_from_wire(wire: proto::Schedule) -> Result<Op, WireError> {
     Ok(Op::Schedule { schedule, step })
 }
 
-impl From<Timing> for proto::Timing {
-    fn from(timing: Timing) -> Self {
+impl From<ScheduleTiming> for proto::Timing {
+    fn from(timing: ScheduleTiming) -> Self {
         use proto::timing::Rhythm as Wire;
         Self {
             rhythm: Some(match timing.rhythm {
@@ -98,7 +99,7 @@ impl From<Timing> for proto::Timing {
     }
 }
 
-impl TryFrom<proto::Timing> for Timing {
+impl TryFrom<proto::Timing> for ScheduleTiming {
     type Error = WireError;
 
     fn try_from(wire: proto::Timing) -> Result<Self, WireError> {
@@ -115,8 +116,8 @@ impl TryFrom<proto::Timing> for Timing {
     }
 }
 
-impl From<Times> for proto::Plan {
-    fn from(times: Times) -> Self {
+impl From<ScheduleTimes> for proto::Plan {
+    fn from(times: ScheduleTimes) -> Self {
         Self {
             timing: Some(times.timing.into()),
             overlap: proto::plan::Overlap::from(times.overlap).into(),
@@ -128,7 +129,7 @@ impl From<Times> for proto::Plan {
     }
 }
 
-impl TryFrom<proto::Plan> for Times {
+impl TryFrom<proto::Plan> for ScheduleTimes {
     type Error = WireError;
 
     fn try_from(wire: proto::Plan) -> Result<Self, WireError> {
@@ -142,8 +143,8 @@ impl TryFrom<proto::Plan> for Times {
     }
 }
 
-impl From<Plan> for proto::Plan {
-    fn from(plan: Plan) -> Self {
+impl From<SchedulePlan> for proto::Plan {
+    fn from(plan: SchedulePlan) -> Self {
         let (times, message) = plan.into_parts();
         let mut wire = Self::from(times);
         wire.message = Some(message.into());
@@ -151,7 +152,7 @@ impl From<Plan> for proto::Plan {
     }
 }
 
-impl TryFrom<proto::Plan> for Plan {
+impl TryFrom<proto::Plan> for SchedulePlan {
     type Error = WireError;
 
     fn try_from(mut wire: proto::Plan) -> Result<Self, WireError> {

@@ -1,9 +1,9 @@
 //! Transactions and their receipts.
 
 use penstock_message::{
-    Applied, Claim, Condition, Conflict, HeaderPatch, Hold, JoinPolicy, Key, Later, Message,
-    MessageState, Op, Overflow, QueueLimits, Receipt, Refusal, ReleaseReason, Running, Target, Tx,
-    Unsealed, Until, Value, ValueStatus, When,
+    Applied, Claim, Condition, Conflict, HeaderPatch, Hold, JoinOutcome, JoinPolicy, Key, Message,
+    MessageState, OnRunning, Op, Overflow, QueueLimits, Receipt, Refusal, ReleaseReason,
+    ReleaseTimes, Target, Tx, Unsealed, Until, Value, ValueStatus,
 };
 
 use super::messages::due;
@@ -259,7 +259,7 @@ impl TryFrom<proto::Op> for Op {
                 Some(target) => Self::Cancel {
                     target,
                     reason: cancel.reason,
-                    running: Running::from_number(cancel.running)?,
+                    running: OnRunning::from_number(cancel.running)?,
                 },
                 None => Self::Unnamed,
             },
@@ -295,7 +295,7 @@ impl From<Hold> for proto::Hold {
         let held = |(queue, mut message): (String, Message)| {
             let extras = message.extras.as_mut();
             let later = extras.and_then(|extras| extras.later.take());
-            let later = later.map_or_else(Later::default, |later| *later);
+            let later = later.map_or_else(ReleaseTimes::default, |later| *later);
             proto::hold::Held {
                 queue,
                 message: Some(message.into()),
@@ -303,7 +303,7 @@ impl From<Hold> for proto::Hold {
                 expires_after_ms: later.expires_after_ms,
             }
         };
-        let expected = |(index, when): (u32, When)| proto::hold::Expected {
+        let expected = |(index, when): (u32, JoinOutcome)| proto::hold::Expected {
             index,
             when: proto::hold::When::from(when).into(),
         };
@@ -335,11 +335,11 @@ impl TryFrom<proto::Hold> for Hold {
         let held = |held: proto::hold::Held| -> Result<_, WireError> {
             let message = wanted(held.message, "a held message is missing")?;
             let mut message: Message = message.try_into()?;
-            let later = Later {
+            let later = ReleaseTimes {
                 due: due(held.due)?,
                 expires_after_ms: held.expires_after_ms,
             };
-            if later != Later::default() {
+            if later != ReleaseTimes::default() {
                 message.extras.get_or_insert_default().later = Some(Box::new(later));
             }
             Ok((held.queue, message))
@@ -359,7 +359,7 @@ impl TryFrom<proto::Hold> for Hold {
             expects: wire
                 .expects
                 .into_iter()
-                .map(|expected| Ok((expected.index, When::from_number(expected.when)?)))
+                .map(|expected| Ok((expected.index, JoinOutcome::from_number(expected.when)?)))
                 .collect::<Result<_, WireError>>()?,
             then: all(wire.then)?,
             result_ttl_ms: wire.result_ttl_ms,

@@ -1,7 +1,7 @@
 //! Keys and values.
 
 use penstock_message::{
-    Key, KeyState, RefusedWait, Run, Scope, Value, ValueStatus, WaitRefusal, WaitingJob,
+    Key, KeyState, ProducingRun, RefusedWait, Scope, Value, ValueStatus, WaitRefusal, WaitingJob,
 };
 
 use super::{FromNumber, id_bytes, message_id, wanted};
@@ -73,7 +73,7 @@ impl TryFrom<proto::Value> for Value {
             status: ValueStatus::from_number(wire.status)?,
             body: wire.body,
             run: wire.ended_at_ms.map(|ended_at| {
-                Box::new(Run {
+                Box::new(ProducingRun {
                     task: wire.task,
                     queue: wire.queue,
                     attempt: wire.attempt,

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use penstock_faults::planted;
-use penstock_message::{Consume, Delivery, Tasks};
+use penstock_message::{Consume, Delivery, TaskSelection};
 
 use super::{End, Phase, Supervisor};
 use crate::memory::in_words;
@@ -253,7 +253,7 @@ impl Supervisor {
                 consumer: consumer as u32,
                 app: self.app.clone(),
                 queues: self.queues.clone(),
-                tasks: Tasks::Named(tasks),
+                tasks: TaskSelection::Named(tasks),
                 add_credit: 0,
                 held_by: None,
             };

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use penstock_driver::{DriverError, ErrorKind};
 use penstock_jobs::{DeliveryHead, Outcome, runs_alone, settle};
 use penstock_message::{
-    Answer, Consume, Delivery, Lease, Op, Query, ReleaseReason, StatusPage, StatusQuery, Tasks, Tx,
-    WorkerReport, WorkerState,
+    Answer, Consume, Delivery, Lease, Op, Query, ReleaseReason, StatusPage, StatusQuery,
+    TaskSelection, Tx, WorkerReport, WorkerState,
 };
 
 use super::orders::over;
@@ -318,7 +318,7 @@ impl Supervisor {
                 let tasks = self.wanted_tasks(number);
                 consume.app.clone_from(&self.app);
                 consume.queues.clone_from(&self.queues);
-                consume.tasks = Tasks::Named(tasks);
+                consume.tasks = TaskSelection::Named(tasks);
             }
             let inbox = Arc::clone(&self.inbox);
             broker.driver.consume(consume, inbox);
@@ -344,7 +344,7 @@ impl Supervisor {
         for number in pools.chain(held) {
             let consume = Consume {
                 consumer: number as u32,
-                tasks: Tasks::Named(Vec::new()),
+                tasks: TaskSelection::Named(Vec::new()),
                 ..Consume::default()
             };
             let inbox = Arc::clone(&self.inbox);

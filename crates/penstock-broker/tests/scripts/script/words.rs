@@ -2,11 +2,11 @@
 
 use penstock_broker::{Answer, Broker, ConnId, Input, Now, Output, Position, Query};
 use penstock_message::{
-    CatchUp, Counts, Due, Extras, Filter, Generation, GivenValue, GivenValues, JobCounts, Key,
-    KeyState, Member, Message, MessageId, NodeState, Others, Overlap, Plan, Receipt, Refusal,
-    Retries, Rhythm, ScheduleInfo, ScheduleName, ScheduleTally, SchedulesQuery, SessionId, Space,
-    StatusQuery, Tallied, Target, Timing, ValueStatus, Version, When, WorkflowInfo, WorkflowsQuery,
-    read_gathered,
+    AppRelease, AppVersion, BrokerCounts, CatchUp, Due, Extras, Filter, InputValue, InputValues,
+    JobCounts, JoinOutcome, Key, KeyState, Member, Message, MessageId, NodeState, Others, Overlap,
+    Receipt, Refusal, Retries, Rhythm, ScheduleInfo, ScheduleName, SchedulePlan, ScheduleTally,
+    ScheduleTiming, SchedulesQuery, SessionId, Space, StatusQuery, Tallied, Target, ValueStatus,
+    WorkflowInfo, WorkflowsQuery, read_gathered,
 };
 
 pub(super) struct Options<'a>(Vec<(&'a str, &'a str)>);
@@ -69,11 +69,11 @@ pub(super) fn extras(options: &Options<'_>) -> Option<Box<Extras>> {
     extras.boxed()
 }
 
-pub(super) fn when(outcome: Option<&str>) -> When {
+pub(super) fn when(outcome: Option<&str>) -> JoinOutcome {
     match outcome {
-        None | Some("succeeded") => When::Succeeded,
-        Some("failed") => When::Failed,
-        Some("ended") => When::Ended,
+        None | Some("succeeded") => JoinOutcome::Succeeded,
+        Some("failed") => JoinOutcome::Failed,
+        Some("ended") => JoinOutcome::Ended,
         Some(other) => panic!("no such outcome: {other}"),
     }
 }
@@ -150,7 +150,7 @@ pub(super) fn schedule_name(name: &str) -> ScheduleName {
 }
 
 /// `every=60000`, `at=5000`, `cron=30_2_*_*_* zone=Europe/Paris`; `overlap=queue catch-up=all window=5000 jitter=1000`.
-pub(super) fn plan(message: Message, options: &Options<'_>) -> Plan {
+pub(super) fn plan(message: Message, options: &Options<'_>) -> SchedulePlan {
     let every = options.number("every").map(Rhythm::Every);
     let at = options
         .number("at")
@@ -168,8 +168,8 @@ pub(super) fn plan(message: Message, options: &Options<'_>) -> Plan {
         all.find(|catch_up| catch_up.name() == wanted)
             .expect("a policy")
     });
-    Plan {
-        timing: Timing {
+    SchedulePlan {
+        timing: ScheduleTiming {
             rhythm: every.or(at).or(cron).expect("a rhythm"),
             zone: options.text("zone").unwrap_or("UTC").to_owned(),
             jitter_ms: options.number("jitter").unwrap_or(0),
@@ -186,13 +186,13 @@ pub(super) fn plan(message: Message, options: &Options<'_>) -> Plan {
 }
 
 /// `version=2 started=7`, or `version=v2`.
-pub(super) fn generation(options: &Options<'_>) -> Generation {
-    Generation {
+pub(super) fn generation(options: &Options<'_>) -> AppRelease {
+    AppRelease {
         version: match options.text("version") {
-            None => Version::Unnamed,
+            None => AppVersion::Unnamed,
             Some(version) => match version.parse() {
-                Ok(number) => Version::Number(number),
-                Err(_) => Version::Text(version.to_owned()),
+                Ok(number) => AppVersion::Number(number),
+                Err(_) => AppVersion::Text(version.to_owned()),
             },
         },
         started_at: options.number("started").unwrap_or(0),
@@ -310,21 +310,21 @@ fn describe_body(status: ValueStatus, body: &[u8]) -> String {
 }
 
 /// Describes the values that a job is given: `[a b]`, `[a [b c]]`, `[Failed:error gone]`.
-pub(super) fn describe_given(given: &GivenValues) -> String {
+pub(super) fn describe_given(given: &InputValues) -> String {
     let Some(values) = &given.values else {
         return format!("[{} by reference]", given.count);
     };
-    let value = |value: &GivenValue| match value {
-        GivenValue::Of(ValueStatus::Succeeded, body) if body.len() > 60 => {
+    let value = |value: &InputValue| match value {
+        InputValue::Of(ValueStatus::Succeeded, body) if body.len() > 60 => {
             format!("{} bytes", body.len())
         }
-        GivenValue::Of(ValueStatus::Succeeded, body) => String::from_utf8_lossy(body).into_owned(),
-        GivenValue::Of(status, body) => {
+        InputValue::Of(ValueStatus::Succeeded, body) => String::from_utf8_lossy(body).into_owned(),
+        InputValue::Of(status, body) => {
             let text = format!("{status:?}:{}", describe_body(*status, body));
             text.trim_end_matches(':').to_owned()
         }
-        GivenValue::Gathered(inner) => describe_given(inner),
-        GivenValue::Gone => "gone".to_owned(),
+        InputValue::Gathered(inner) => describe_given(inner),
+        InputValue::Gone => "gone".to_owned(),
     };
     let values: Vec<String> = values.iter().map(value).collect();
     format!("[{}]", values.join(" "))
@@ -625,7 +625,7 @@ pub(super) fn describe_whole(
                             || !queue.limits.is_none()
                     });
                     (status.unreadable, status.failed_dropped) = (0, 0);
-                    *status.counts = Counts::default();
+                    *status.counts = BrokerCounts::default();
                     status.tasks.clear();
                     *status.others = Others::default();
                     status.space = Space::Plenty;

@@ -105,7 +105,7 @@ fn a_question_and_a_consumer_that_the_engine_lacks_are_refused() {
         log: Arc::clone(&bench.log),
     });
     let consume = Consume {
-        tasks: Tasks::Named(vec!["send".into()]),
+        tasks: TaskSelection::Named(vec!["send".into()]),
         ..takes("mail", 5)
     };
     bench.session.consume(consume, worker);

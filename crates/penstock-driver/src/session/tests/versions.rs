@@ -1,6 +1,6 @@
 //! Clients and brokers of different versions of the protocol.
 
-use penstock_message::{Filter, MessageId, Query, Running, Target};
+use penstock_message::{Filter, MessageId, OnRunning, Query, Target};
 use penstock_wire::{LATER, Later, Within};
 use prost::Message as _;
 
@@ -198,7 +198,7 @@ fn an_operation_and_a_question_of_2_are_not_sent_to_a_broker_of_1() {
     let cancel = Op::Cancel {
         target: Target::Filter(Filter::default()),
         reason: String::new(),
-        running: Running::Ask,
+        running: OnRunning::Ask,
     };
     bench.commit_txs("c", vec![Tx::from(vec![cancel])], Durability::Disk, None);
     bench.ask(Query::Operation(7));

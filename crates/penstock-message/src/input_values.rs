@@ -25,26 +25,26 @@ const DEEPEST: usize = 160;
 
 /// Values of a join.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GivenValues {
+pub struct InputValues {
     pub join: JoinId,
     pub count: u32,
     /// `None`: they are too large to come along.
-    pub values: Option<Vec<GivenValue>>,
+    pub values: Option<Vec<InputValue>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum GivenValue {
+pub enum InputValue {
     /// The value of a job, whatever became of it.
     Of(ValueStatus, Bytes),
     /// The values of a join that is a member itself.
-    Gathered(GivenValues),
+    Gathered(InputValues),
     /// Not kept.
     Gone,
 }
 
 /// The bytes are not values of a join.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NotGiven;
+pub struct BadInputValues;
 
 /// Returns the body of a value that says that a join has succeeded.
 pub fn gathered(join: JoinId, count: u32) -> Bytes {
@@ -61,7 +61,7 @@ pub fn read_gathered(body: &[u8]) -> Option<(JoinId, u32)> {
     Some((MessageId(*join), count))
 }
 
-impl GivenValues {
+impl InputValues {
     /// Appends the bytes.
     pub fn encode_into(&self, out: &mut Vec<u8>) {
         out.push(match self.values {
@@ -72,12 +72,12 @@ impl GivenValues {
         out.put_u32_le(self.count);
         for value in self.values.iter().flatten() {
             match value {
-                GivenValue::Of(status, body) => {
+                InputValue::Of(status, body) => {
                     out.push(*status as u8);
                     out.put_u32_le(body.len() as u32);
                     out.put_slice(body);
                 }
-                GivenValue::Gathered(values) => {
+                InputValue::Gathered(values) => {
                     out.push(ValueStatus::Gathered as u8);
                     let length_at = out.len();
                     out.put_u32_le(0);
@@ -85,7 +85,7 @@ impl GivenValues {
                     let length = (out.len() - length_at - 4) as u32;
                     out[length_at..length_at + 4].copy_from_slice(&length.to_le_bytes());
                 }
-                GivenValue::Gone => {
+                InputValue::Gone => {
                     out.push(GONE);
                     out.put_u32_le(0);
                 }
@@ -94,13 +94,13 @@ impl GivenValues {
     }
 
     /// Reads the bytes, all of them.
-    pub fn decode(bytes: &Bytes) -> Result<Self, NotGiven> {
+    pub fn decode(bytes: &Bytes) -> Result<Self, BadInputValues> {
         Self::decode_level(bytes, 0)
     }
 
-    fn decode_level(bytes: &Bytes, level: usize) -> Result<Self, NotGiven> {
+    fn decode_level(bytes: &Bytes, level: usize) -> Result<Self, BadInputValues> {
         if bytes.len() < HEAD_BYTES || level > DEEPEST {
-            return Err(NotGiven);
+            return Err(BadInputValues);
         }
         let mut join = [0; 16];
         join.copy_from_slice(&bytes[1..17]);
@@ -115,25 +115,25 @@ impl GivenValues {
                     values,
                 });
             }
-            _ => return Err(NotGiven),
+            _ => return Err(BadInputValues),
         };
         let mut at = HEAD_BYTES;
         while at < bytes.len() {
             let status = bytes[at];
             let length = u32_at(bytes, at + 1)? as usize;
-            let end = (at + 5).checked_add(length).ok_or(NotGiven)?;
+            let end = (at + 5).checked_add(length).ok_or(BadInputValues)?;
             if end > bytes.len() {
-                return Err(NotGiven);
+                return Err(BadInputValues);
             }
             let body = bytes.slice(at + 5..end);
             values.push(match status {
-                GONE => GivenValue::Gone,
+                GONE => InputValue::Gone,
                 status => match ValueStatus::ALL.get(usize::from(status)).copied() {
                     Some(ValueStatus::Gathered) => {
-                        GivenValue::Gathered(Self::decode_level(&body, level + 1)?)
+                        InputValue::Gathered(Self::decode_level(&body, level + 1)?)
                     }
-                    Some(status) => GivenValue::Of(status, body),
-                    None => return Err(NotGiven),
+                    Some(status) => InputValue::Of(status, body),
+                    None => return Err(BadInputValues),
                 },
             });
             at = end;
@@ -144,13 +144,13 @@ impl GivenValues {
                 count,
                 values: Some(values),
             }),
-            false => Err(NotGiven),
+            false => Err(BadInputValues),
         }
     }
 }
 
-fn u32_at(bytes: &Bytes, at: usize) -> Result<u32, NotGiven> {
-    let bytes = bytes.get(at..at + 4).ok_or(NotGiven)?;
+fn u32_at(bytes: &Bytes, at: usize) -> Result<u32, BadInputValues> {
+    let bytes = bytes.get(at..at + 4).ok_or(BadInputValues)?;
     Ok(u32::from_le_bytes(bytes.try_into().expect("four bytes")))
 }
 
@@ -158,26 +158,26 @@ fn u32_at(bytes: &Bytes, at: usize) -> Result<u32, NotGiven> {
 mod tests {
     use super::*;
 
-    fn values() -> GivenValues {
-        let of = |status, body: &'static [u8]| GivenValue::Of(status, Bytes::from_static(body));
-        let by_reference = GivenValues {
+    fn values() -> InputValues {
+        let of = |status, body: &'static [u8]| InputValue::Of(status, Bytes::from_static(body));
+        let by_reference = InputValues {
             join: MessageId([3; 16]),
             count: 70_000,
             values: None,
         };
-        let inner = GivenValues {
+        let inner = InputValues {
             join: MessageId([2; 16]),
             count: 2,
-            values: Some(vec![of(ValueStatus::Succeeded, b"x"), GivenValue::Gone]),
+            values: Some(vec![of(ValueStatus::Succeeded, b"x"), InputValue::Gone]),
         };
-        GivenValues {
+        InputValues {
             join: MessageId([1; 16]),
             count: 4,
             values: Some(vec![
                 of(ValueStatus::Succeeded, b"one"),
-                GivenValue::Gathered(inner),
+                InputValue::Gathered(inner),
                 of(ValueStatus::Expired, b""),
-                GivenValue::Gathered(by_reference),
+                InputValue::Gathered(by_reference),
             ]),
         }
     }
@@ -186,7 +186,7 @@ mod tests {
     fn values_come_back_as_they_went() {
         let mut bytes = Vec::new();
         values().encode_into(&mut bytes);
-        assert_eq!(GivenValues::decode(&bytes.into()), Ok(values()));
+        assert_eq!(InputValues::decode(&bytes.into()), Ok(values()));
     }
 
     #[test]
@@ -195,13 +195,17 @@ mod tests {
         values().encode_into(&mut bytes);
         for length in 0..bytes.len() {
             let cut = Bytes::copy_from_slice(&bytes[..length]);
-            assert_eq!(GivenValues::decode(&cut), Err(NotGiven), "{length} bytes");
+            assert_eq!(
+                InputValues::decode(&cut),
+                Err(BadInputValues),
+                "{length} bytes"
+            );
         }
         for at in 0..bytes.len() {
             for flip in [1, 0x80, 0xff] {
                 let mut changed = bytes.clone();
                 changed[at] ^= flip;
-                let _ = GivenValues::decode(&changed.into());
+                let _ = InputValues::decode(&changed.into());
             }
         }
     }
