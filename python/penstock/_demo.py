@@ -1,7 +1,7 @@
 """``penstock demo``: count the identifiers of Python's own source, one job a file, compared with a serial loop.
 
-The two tasks are written as any application would write them. Below them: what the demo does, the
-processes it starts and stops, and the picture on the terminal.
+The two tasks are written like those of any application. Below them are the steps of the demo, the processes that it
+starts and stops, and the drawing on the terminal.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from penstock.errors import PenstockError, ResultTimeout
 
 T = TypeVar("T")
 Count = tuple[int, dict[str, int]]
-"""Number of lines, and of each identifier."""
+"""Number of lines, and the count of each identifier."""
 
 PROGRAM = Path(__file__).parent / "_bin" / "penstock"
 SLOTS = 2
@@ -51,7 +51,7 @@ def count(path: str) -> Count:
                 if token.type == tokenize.NAME and not keyword.iskeyword(token.string):
                     identifiers[token.string] += 1
     except (SyntaxError, UnicodeDecodeError, tokenize.TokenError):
-        # Python's tests hold files that are broken on purpose; they count as far as they can be read.
+        # Python's tests include files that are broken on purpose; they are counted up to the error.
         pass
     return lines, dict(identifiers)
 
@@ -68,7 +68,7 @@ def merge(counts: list[Count]) -> Count:
 
 
 class DemoError(Exception):
-    """The demo cannot go on; the text says why."""
+    """The demo cannot continue; the message says why."""
 
 
 def main() -> int:
@@ -89,7 +89,7 @@ def main() -> int:
 
 
 def interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    # The blocks that started a process now end it; a second Ctrl-C must not come between.
+    # The blocks that started a process now stop it; a second Ctrl-C must not interrupt them.
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, signal.SIG_IGN)
     raise KeyboardInterrupt
@@ -114,7 +114,7 @@ def demonstrate(screen: Screen) -> int:
         queued_s = time.perf_counter() - started
 
         started = time.perf_counter()
-        # A task that is called runs here and now, as the plain function that it is.
+        # Calling a task runs it here, as a plain function.
         serial = merge([count(str(file)) for file in screen.progress("serial", files)])
         serial_s = time.perf_counter() - started
 
@@ -143,7 +143,7 @@ def result_of(job: Job[T], process: subprocess.Popen[bytes]) -> T:
 
 
 def source_files() -> list[Path]:
-    """Find the standard library's source; where it comes without its tests, installed packages join it."""
+    """Find the source of the standard library, plus installed packages where it comes without its tests."""
     library = Path(sysconfig.get_path("stdlib"))
     files = sorted(file for file in library.rglob("*.py") if "site-packages" not in file.parts)
     if len(files) < ENOUGH_FILES:
@@ -156,7 +156,7 @@ def source_files() -> list[Path]:
 
 @contextlib.contextmanager
 def broker() -> Generator[None]:
-    """Use a broker in a directory of its own, so that nothing of the user's is touched and nothing stays."""
+    """Use a broker in a temporary directory, so that the demo touches no user data and leaves nothing behind."""
     with tempfile.TemporaryDirectory(prefix="penstock-demo-") as directory:
         os.environ["PENSTOCK_URL"] = f"local:{directory}/broker"
         try:
@@ -164,7 +164,7 @@ def broker() -> Generator[None]:
         finally:
             app.close()
             subprocess.run([PROGRAM, "broker", "stop"], check=True, stdout=subprocess.DEVNULL)
-            # The broker holds the lock for as long as its process lives.
+            # The broker holds the lock until its process exits.
             with Path(directory, "broker", "lock").open() as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
 
@@ -179,7 +179,7 @@ def worker() -> Generator[subprocess.Popen[bytes]]:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            # Ctrl-C reaches the demo alone, which then ends what it started, in order.
+            # Ctrl-C reaches only the demo, which then stops its processes in order.
             start_new_session=True,
         )
         try:
@@ -193,7 +193,7 @@ def worker() -> Generator[subprocess.Popen[bytes]]:
 
 
 class Screen:
-    """A terminal gets a bar that moves; a file or a pipe gets one plain line when the work is done."""
+    """Output of the demo: a moving bar on a terminal, or one plain line at the end in a file or pipe."""
 
     def __init__(self) -> None:
         self.live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
@@ -227,7 +227,7 @@ class Screen:
 
 
 if __name__ == "__main__":
-    # Run from the module that the worker imports too, so that both know the tasks by the same names.
+    # Run from the module that the worker also imports, so that both use the same task names.
     from penstock import _demo
 
     sys.exit(_demo.main())

@@ -1,1 +1,1 @@
-"""Arguments, results and errors on their way between processes: checks, encodings, previews."""
+"""Arguments, results and errors in transit between processes: checks, encodings, previews."""

@@ -1,7 +1,7 @@
-"""A call's arguments: bound to the task's signature, checked against its annotations, made into bytes.
+"""Arguments of a call: bound to the task's signature, checked against its annotations, and encoded.
 
-Binding is done by a function generated for each task, with the task's own parameters:
-`inspect.Signature.bind` takes twenty times as long.
+A function generated for each task, with the task's own parameters, binds them: ``inspect.Signature.bind`` takes twenty
+times as long.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from penstock.errors import ArgumentMismatch, PayloadTooLarge
 _encode = msgspec.msgpack.Encoder().encode
 _HIGHEST_BIT = 1 << 63
 _UNKNOWN_VERSION = _HIGHEST_BIT
-# In msgpack: the first byte of a body with a version, and the one before the version itself.
+# In msgpack: the first byte of a body with a version, and the byte before the version itself.
 _ARRAY_OF_THREE = b"\x93"
 _UINT_64 = b"\xcf"
 _NO_KEYWORDS: Mapping[str, Any] = {}
@@ -37,7 +37,7 @@ _PLAIN: frozenset[type] = frozenset({type(None), bool, int, float, str, bytes})
 
 
 class Arguments:
-    """The parameters and the result of one task. Raises ``UnresolvedHint`` when its annotations cannot be read."""
+    """Parameters and result of one task. Raises ``UnresolvedHint`` when its annotations cannot be resolved."""
 
     def __init__(
         self,
@@ -56,15 +56,15 @@ class Arguments:
         self._version = _version(self._parameters, hints, self.codec)
         first = hints.get(next(iter(self._parameters), ""))
         self.takes_stream: bool = getattr(typing.get_origin(first) or first, "_is_stream", False) is True
-        """Whether the first parameter takes the results of a group as they are read."""
+        """Whether the first parameter takes a group's results as a ``Results`` object."""
 
     def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-        """Return the body of a job. ``TypeError`` names the task, the argument and what to do."""
+        """Return the body of a job. Raises ``TypeError``, which names the task, the argument and the remedy."""
         self.bind(*args, **kwargs)
         return self._encode_bound(args, kwargs)
 
     def encode_rest(self, args: tuple[Any, ...], kwargs: dict[str, Any], count: int = 1) -> bytes:
-        """Return the body of a job that gets its first ``count`` arguments from elsewhere."""
+        """Return the body of a job that gets its first ``count`` arguments from other steps."""
         bind = self._rest_binders.get(count)
         if bind is None:
             bind = _binder(self._task, self._parameters, self._hints, self._wrong, unknown=count)
@@ -89,12 +89,12 @@ class Arguments:
             return self.codec.encode(body)
         except CannotEncode:
             for args in calls:
-                self.encode(args, {})  # one of them says what is wrong
+                self.encode(args, {})  # the wrong one raises
             raise
 
     @functools.cached_property
     def _rest_binders(self) -> dict[int, Callable[..., None]]:
-        """Binders that look at all arguments but so many of the first."""
+        """Binders that skip the given number of first arguments."""
         return {}
 
     def _encode_bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
@@ -112,7 +112,7 @@ class Arguments:
             raise self._refusal(args, kwargs) from None
 
     def encode_each(self, calls: Iterable[tuple[Any, ...]]) -> list[bytes]:
-        """Return the bodies of jobs without keyword arguments, each as ``encode`` would."""
+        """Return the bodies of several jobs without keyword arguments. Raises like ``encode``."""
         bodies: list[bytes] = []
         bind, are_plain, version = self.bind, _PLAIN.issuperset, msgspec.Raw(_encode(self._version))
         for args in calls:
@@ -127,7 +127,7 @@ class Arguments:
         return bodies
 
     def decode(self, body: bytes) -> tuple[list[Any], dict[str, Any]]:
-        """Decode a body. Raises ``ArgumentMismatch`` when it does not fit this version of the task."""
+        """Decode the body of a job. Raises ``ArgumentMismatch`` when it does not fit this version of the task."""
         try:
             try:
                 args, kwargs, version = self.codec.decode(body)
@@ -140,12 +140,12 @@ class Arguments:
         return args, kwargs
 
     def mismatch(self, error: Exception) -> ArgumentMismatch:
-        """Make the error of arguments that this version of the task can't take."""
+        """Make the error for arguments that do not fit this version of the task."""
         why = message_of(error).removeprefix(f"{self._task}(): ")
         return ArgumentMismatch(f"{self._task}(): the arguments do not fit this version of the task: {why}")
 
     def bind_value(self, value: Any, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
-        """Put the value of the step before in front of the arguments. Raises ``ArgumentMismatch``."""
+        """Prepend the value of the previous step to the arguments. Raises ``ArgumentMismatch``."""
         try:
             self.bind(value, *args, **kwargs)
         except TypeError as error:
@@ -156,7 +156,7 @@ class Arguments:
         return [value, *args]
 
     def bind_values(self, values: list[Any], args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
-        """Put the values of several steps in front of the arguments. Raises ``ArgumentMismatch``."""
+        """Prepend the values of several steps to the arguments. Raises ``ArgumentMismatch``."""
         try:
             self.bind(*values, *args, **kwargs)
         except TypeError as error:
@@ -166,20 +166,20 @@ class Arguments:
         return [*values, *args]
 
     def decode_unchecked(self, body: bytes) -> tuple[list[Any], dict[str, Any]]:
-        """Return arguments whether they fit the signature or not."""
+        """Decode arguments without checking them against the signature."""
         args, kwargs, *_ = self.codec.decode(body)
         return args, kwargs
 
     def is_of_another_version(self, body: bytes) -> bool:
-        """Whether a signature that surely differs from this one has encoded these arguments.
+        """Return whether a different signature has certainly encoded these arguments.
 
-        Their version can be read even where they can't. Older clients wrote none.
+        The version is readable even where the arguments are not. Older clients wrote no version.
         """
         has_version = body[:1] == _ARRAY_OF_THREE and body[-9:-8] == _UINT_64
         return has_version and int.from_bytes(body[-8:]) not in (self._version, _UNKNOWN_VERSION)
 
     def of_lists(self) -> Arguments:
-        """Return the same for jobs whose result is a list of the task's own."""
+        """Return the same arguments for jobs whose result is a list of this task's results."""
         changed, check = copy.copy(self), self._result_check
         if check is not None:
             fits = check
@@ -191,20 +191,20 @@ class Arguments:
         return changed
 
     def is_of_this_version(self, body: bytes) -> bool:
-        """Whether arguments were checked by this very signature when they were encoded."""
+        """Return whether this exact signature checked the arguments when they were encoded."""
         return body[-9:-8] == _UINT_64 and int.from_bytes(body[-8:]) == self._version
 
     def encode_success(self, before: tuple[Any, ...], value: object, limit_bytes: int) -> bytes:
-        """Encode a `Success`: the fields before its result, and the result.
+        """Encode a ``Success``: the fields before its result, and the result.
 
-        Raises ``TypeError``, which names the task and what to do, or ``PayloadTooLarge``.
+        Raises ``TypeError``, which names the task and the remedy, or ``PayloadTooLarge``.
         """
         if self._result_check is not None and not self._result_check(value):
             raise TypeError(
                 f"{self._task}() returned {_describe(value)}, but is annotated to return {spell(self._hints['return'])}"
             )
         try:
-            # In one pass, as msgpack does not tell a tuple from a Struct, or bytes in bytes from a value.
+            # In one pass: msgpack encodes a tuple like a Struct, and a nested value like its bytes in that place.
             encoded = _encode((*before, self.codec.pack(value)))
             if len(encoded) <= limit_bytes:
                 return encoded
@@ -235,7 +235,7 @@ class Arguments:
         return TypeError(f"{self._task}(): the arguments are nested too deeply")
 
     def named(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-        """Yield each argument with its name; one of ``*rest`` is called ``rest[0]``."""
+        """Yield each argument with its name; the first one of ``*rest`` is called ``rest[0]``."""
         positional = [p for p in self._parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         rest = next((p.name for p in self._parameters.values() if p.kind is p.VAR_POSITIONAL), "")
         for index, value in enumerate(args):
@@ -243,7 +243,7 @@ class Arguments:
         yield from kwargs.items()
 
     def is_secret(self, name: str) -> bool:
-        """Whether nobody should see the argument that ``named`` calls so."""
+        """Return whether the argument with this name from ``named`` is secret."""
         name = name.partition("[")[0]
         parameter = self._parameters.get(name)
         if parameter is None:
@@ -260,7 +260,7 @@ class Arguments:
 
 
 class RestArguments:
-    """The arguments in a step's body, which has not the first ones: for previews and the search of secrets."""
+    """Arguments in a step's body, which lacks the first ones, for previews and for finding secrets."""
 
     def __init__(self, arguments: Arguments, count: int) -> None:
         self._all = arguments
@@ -274,7 +274,7 @@ class RestArguments:
 
 
 class ChunkArguments:
-    """The arguments of a job that makes several calls of a task: one list of them."""
+    """Arguments of a job that makes several calls of a task: one list of them."""
 
     def __init__(self, arguments: Arguments) -> None:
         self._one = arguments
@@ -284,7 +284,7 @@ class ChunkArguments:
         self.is_of_another_version = arguments.is_of_another_version
 
     def decode(self, body: bytes) -> tuple[list[Any], dict[str, Any]]:
-        """Like ``Arguments.decode``: each argument is the list of a call's own."""
+        """Like ``Arguments.decode``, where each argument is the list of one call's arguments."""
         try:
             calls, kwargs = self._one.decode_unchecked(body)
             if not self._one.is_of_this_version(body):
@@ -295,14 +295,14 @@ class ChunkArguments:
         return calls, kwargs
 
     def named(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-        """Yield the arguments of each call, ``number[0]`` for those of the first."""
+        """Yield the arguments of each call, named like ``number[0]`` for the first call."""
         for place, call in enumerate(args):
             for name, value in self._one.named(call, {}):
                 yield f"{name}[{place}]", value
 
 
 class UncheckedArguments(Arguments):
-    """Arguments of a task whose signature is not known here: any, of no known version."""
+    """Arguments of a task whose signature is not known here. Accepts any, without a version."""
 
     def __init__(self, task: str, custom: Mapping[str, CustomType], job_of: Callable[[bytes], object]) -> None:
         super().__init__(task, _takes_anything, custom, job_of)
@@ -313,18 +313,18 @@ def _takes_anything(*args: Any, **kwargs: Any) -> None: ...
 
 
 def _version(parameters: Mapping[str, inspect.Parameter], hints: Mapping[str, Any], codec: Codec) -> int:
-    """Hash all that decides whether arguments fit: names, kinds, annotations, and the fields of classes in these.
+    """Hash everything that decides whether arguments fit: names, kinds, annotations, and the fields of their classes.
 
-    The highest bit is set, so that msgpack always writes it in nine bytes.
+    The highest bit is set, so that msgpack always encodes the number in nine bytes.
     """
     signature = [
         f"{name} {parameter.kind.name} {parameter.default is not parameter.empty} {spell(hints.get(name))}"
         for name, parameter in parameters.items()
     ]
-    # Not imported above: programs import modules with tasks that they never call.
+    # Imported here because programs import modules with tasks that they never call.
     import hashlib
 
-    # A value with no better spelling is shown with its address, another one in each process.
+    # Values without a better spelling include their address, which differs in each process.
     text = re.sub(" at 0x[0-9a-fA-F]+", "", "\n".join([*signature, *codec.outlines()]))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) | _HIGHEST_BIT
 
@@ -337,24 +337,23 @@ def _binder(
     *,
     unknown: int = 0,
 ) -> Callable[..., None]:
-    """Generate a function with the task's parameters that checks each and returns nothing.
+    """Generate a function with the task's parameters that checks each argument and returns nothing.
 
-    ``unknown``: number of arguments at the front that are not checked, as they stand for what is not known yet.
-
-    For ``def send(to: str, body=None, *rest: list[int])`` it reads:
+    ``unknown``: number of first arguments that are not checked, because their values are not known yet. For ``def
+    send(to: str, body=None, *rest: list[int])`` the function is:
 
         def bind(to, body=_absent, *rest):
             if not _isinstance(to, _check_to): _wrong('to', _hint_to, to)
             for _item in rest:
                 if not _check_rest(_item): _wrong('rest', _hint_rest, _item)
     """
-    # The prefix keeps these apart from the task's own parameters.
+    # The prefix separates these names from the task's own parameters.
     prefix = "_"
     while any(name.startswith(prefix) for name in parameters):
         prefix += "_"
     absent = _Absent(f"{prefix}absent")
     names: dict[str, Any] = {f"{prefix}wrong": wrong, f"{prefix}absent": absent}
-    # Parameters may be called as these are without it.
+    # Without it, a parameter could have one of these names.
     names |= {f"{prefix}isinstance": isinstance, f"{prefix}list": list, f"{prefix}map": map, f"{prefix}type": type}
     signature = inspect.Signature(
         [
@@ -389,7 +388,7 @@ def _binder(
             names[f"{prefix}check_{name}"] = classes[0] if len(classes) == 1 else classes
             fits = f"{prefix}isinstance({item}, {prefix}check_{name})"
         elif exactly is not None:
-            # One pass in C, without a call of Python's.
+            # A single pass in C, without a Python call per item.
             names[f"{prefix}exactly_{name}"] = exactly.issuperset
             are_exact = f"{prefix}exactly_{name}({prefix}map({prefix}type, {item}))"
             fits = f"({item}.__class__ is {prefix}list and {are_exact} or {fits})"
@@ -403,7 +402,7 @@ def _binder(
             lines.append(f"        {test}")
     exec("\n".join(lines), names)
     bind: Callable[..., None] = names["bind"]
-    # Python's own messages then speak of the task: "shop.send() missing 1 required argument: 'to'".
+    # Python's own messages then name the task: "shop.send() missing 1 required argument: 'to'".
     bind.__qualname__ = task
     return bind
 
@@ -411,12 +410,12 @@ def _binder(
 _ALL_OF: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "{}", inspect.Parameter.VAR_KEYWORD: "{}.values()"}
 
 
-# Stands for the first argument of a step.
+# Placeholder for a first argument that comes from another step.
 _FROM_ELSEWHERE = object()
 
 
 class _Absent:
-    """Stands for a default, which the worker's version of the task fills in."""
+    """Placeholder for a default, which the worker's version of the task fills in."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -426,7 +425,7 @@ class _Absent:
 
 
 def _path_to(culprit: object, value: Any, path: str) -> str | None:
-    """Return the path to the culprit in ``value``, as one would write it: ``orders[3].price``. None: not found."""
+    """Return the path to ``culprit`` in ``value``, such as ``orders[3].price``, or None if it is not found."""
     if value is culprit:
         return path
     inside: list[tuple[str, object]] = []

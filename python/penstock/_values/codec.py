@@ -1,16 +1,16 @@
-"""Values to bytes and back, each equal and of the same type, or an error.
+"""Encodes values to bytes and decodes them to equal values of the same type, or raises an error.
 
-The bytes are msgpack. What msgpack knows (None, bool, int, float, str, bytes, list, dict) travels as
-itself, and only when it is exactly of that type: a subclass would arrive as its base. Every other
-value is a msgpack extension that says what it is, so nothing has to be guessed from annotations:
+The bytes are msgpack. Values that msgpack knows (None, bool, int, float, str, bytes, list, dict) are encoded directly,
+but only when they are exactly of that type: a subclass would arrive as its base. Every other value is a msgpack
+extension that names its type, so nothing has to be guessed from annotations:
 
     code  1 to 63  a type of the standard library; the payload is in the table below
     code 64        a class that the task's annotations name: [full name, state]
-    code 65        a type with a codec of its own: [full name, what its ``encode`` gave]
+    code 65        a type with its own codec: [full name, the value that ``encode`` returned]
     code 66        a ``Job``: the 16 bytes of its id; it arrives as a job of the receiving app
 
-A class is looked up among those that the receiving task names, never imported: bytes from a queue
-cannot choose which code is loaded.
+A class is looked up among the classes that the receiving task names, never imported: bytes from a queue cannot choose
+which code to load.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ class CustomType:
 
 
 def register_job(kind: type, id_of: Callable[[Any], bytes]) -> None:
-    """Let jobs travel; their class is defined above this module and calls it."""
+    """Make jobs serializable. Called by the module of their class, which imports this one."""
     _PACK[kind] = lambda pack, job: Ext(_JOB, id_of(job))
 
 
 def is_built_in(kind: type) -> bool:
-    """Whether values of exactly this type travel without a codec."""
+    """Whether values of exactly this type are serializable without a codec."""
     return kind in _PLAIN or kind in _PACK or kind in (list, dict) or _pack_late(kind) is not None
 
 
 class CannotEncode(Exception):
-    """``value`` does not travel; ``why`` ends a sentence that begins with where it was found."""
+    """``value`` is not serializable. ``why`` completes a sentence that begins with the location of the value."""
 
     def __init__(self, value: object, why: str) -> None:
         super().__init__(value, why)
@@ -65,8 +65,8 @@ class CannotEncode(Exception):
 class Codec:
     """Encodes and decodes the values of one task.
 
-    ``shapes``: by full name, the classes that its annotations name. ``custom``: by full name, the
-    app's own codecs; read at each use, since an app may add one later. ``job_of``: makes a job of its id.
+    ``shapes``: the classes that the task's annotations name, by full name. ``custom``: the app's codecs by full name,
+    read at each use, since an app may add one later. ``job_of``: makes a job from its id.
     """
 
     def __init__(
@@ -78,12 +78,12 @@ class Codec:
         self._shape_of_type = {shape.type: shape for shape in shapes.values()}
         self.decode: Callable[[bytes | memoryview | msgspec.Raw], Any]
         self.decode = msgspec.msgpack.Decoder(ext_hook=self._unpack).decode
-        # Makes values that msgpack can encode. It raises `CannotEncode`, and leaves to msgpack what only that can see:
-        # integers beyond 64 bits, text that is not Unicode, endless nesting.
+        # Converts to values that msgpack can encode, or raises `CannotEncode`. It leaves to msgpack the errors that
+        # only msgpack detects: integers beyond 64 bits, text that is not Unicode, endless nesting.
         self.pack: Callable[[object], object] = _Packer(self, _PLAIN).pack
 
     def outlines(self) -> list[str]:
-        """Describe each class that the annotations name: what its values are made of."""
+        """Describe the fields of each class that the annotations name."""
         return sorted(map(outline, self._shapes.values()))
 
     def encode(self, value: object) -> bytes:
@@ -92,7 +92,7 @@ class Codec:
             try:
                 return _raw_encode(self.pack(value))
             except (OverflowError, UnicodeEncodeError):
-                # Some integer is beyond 64 bits, or some text is not Unicode: look at each.
+                # Some integer is beyond 64 bits, or some text is not Unicode: check each value.
                 return _raw_encode(_Packer(self, _PLAIN_WITHOUT_LIMITS).pack(value))
         except RecursionError:
             raise CannotEncode(value, "contains itself or is nested too deeply") from None
@@ -100,7 +100,7 @@ class Codec:
             raise CannotEncode(error.object, "is not valid Unicode") from None
 
     def encode_sorted(self, value: object) -> bytes:
-        """Encode a value for a key: equal maps and sets give the same bytes. Raises ``CannotEncode``."""
+        """Encode a value for a key: equal maps and sets yield the same bytes. Raises ``CannotEncode``."""
         try:
             return _raw_encode(_SortedPacker(self, _PLAIN_WITHOUT_LIMITS).pack(value))
         except RecursionError:
@@ -162,7 +162,7 @@ class _Packer:
         if kind in self._plain:
             return value
         if kind is list:
-            # A single pass in C says that a list of numbers or texts is plain.
+            # One pass in C recognizes a list of only numbers or strings.
             return value if self._plain.issuperset(map(type, value)) else [self.pack(item) for item in value]
         if kind is dict:
             return self._pack_dict(value)
@@ -178,7 +178,7 @@ class _Packer:
 
 
 class _SortedPacker(_Packer):
-    """Packs maps and sets in the order of their bytes: theirs is another one in each process."""
+    """Packs maps and sets in the order of their encoded bytes, because their own order differs between processes."""
 
     __slots__ = ()
 
@@ -239,7 +239,7 @@ def _items(code: int) -> Callable[[_Pack, Any], Ext]:
 
 
 def _text(code: int) -> Callable[[_Pack, Any], Ext]:
-    # Names of files may hold bytes that are not Unicode; Python keeps them as escapes.
+    # File names may contain bytes that are not Unicode; Python keeps them as surrogate escapes.
     return lambda pack, value: Ext(code, str(value).encode(errors="surrogateescape"))
 
 
@@ -317,7 +317,7 @@ def _utf8(payload: memoryview) -> str:
     return str(payload, "utf-8", "surrogateescape")
 
 
-# Keyed by the exact type. Codes are for ever: journals hold them.
+# Keyed by the exact type. A code never changes its meaning: journals contain them.
 _PACK: dict[type, Callable[[_Pack, Any], object]] = {
     int: _pack_int,
     str: _pack_str,
@@ -340,8 +340,8 @@ _PACK: dict[type, Callable[[_Pack, Any], object]] = {
     range: lambda pack, value: Ext(25, _raw_encode([pack(value.start), pack(value.stop), pack(value.step)])),
 }
 
-# Types that few programs use, and whose modules take a tenth of the time that `import penstock` takes: they are looked
-# at when there is a value of them.
+# Types that few programs use, and whose modules take a tenth of the time of `import penstock`, so they are imported
+# only when such a value occurs.
 _ZONE_INFO = 16
 _LATE = {
     "ZoneInfo": (_ZONE_INFO, "zoneinfo"),
@@ -359,7 +359,7 @@ _LATE = {
 
 
 def _pack_late(kind: type) -> Callable[[_Pack, Any], object] | None:
-    """Return how values of this type are packed, if it is one of these; from then on it is known like the others."""
+    """Return the packer of a rarely used type and register it, or None for other types."""
     code, module = _LATE.get(kind.__name__, (0, ""))
     if getattr(sys.modules.get(module), kind.__name__, None) is not kind:
         return None
@@ -402,7 +402,7 @@ _UNPACK: dict[int, Callable[[_Decode, memoryview], object]] = {
 
 
 def _advice(value: object) -> str:
-    """Return advice for a value that does not travel."""
+    """Return advice for a value that is not serializable."""
     kind = type(value)
     name = shown_name(kind)
     name = f"{'an' if name[0] in 'aeiou' and kind.__module__ == 'builtins' else 'a'} {name}"

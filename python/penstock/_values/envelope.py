@@ -1,4 +1,4 @@
-"""Envelopes of arguments and results, as msgpack. The broker stores all of it and reads none.
+"""Envelopes of arguments and results, as msgpack. The broker stores them without reading them.
 
     body of a job    [args, kwargs]
     value, succeeded Success, below
@@ -6,8 +6,8 @@
     note             ErrorRecord: one failed attempt; or, written by the broker when a worker
                      process died, the reason as text
 
-These are arrays: a field that is added goes last and has a default, so that an older and a newer
-penstock read one another's.
+These are arrays: a new field is added at the end and has a default, so that older and newer versions of penstock can
+read each other's envelopes.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import msgspec
 
 
 class ErrorRecord(msgspec.Struct, array_like=True, frozen=True):
-    """A failed attempt."""
+    """Error of a failed attempt."""
 
     module: str
-    """Module of the error's type, as its process imports it; with ``qualname`` it names the type."""
+    """Module of the error's type, as its process imports it. Together with ``qualname`` it names the type."""
     qualname: str
     message: str
     arguments: bytes | None
-    """Encoded [args, attributes, arguments of the type's constructor]; None when they do not travel."""
+    """Encoded [args, attributes, arguments of the type's constructor]; None when they are not serializable."""
     traceback: str
     attempt: int
     """Number of the attempt, from 0; crashes are not counted."""
@@ -49,7 +49,7 @@ class Failure(msgspec.Struct, array_like=True, frozen=True):
     crashes: int
     enqueued_ms: int
     notes: list[bytes]
-    """The errors of all attempts, oldest first; the last one is why the job failed."""
+    """Errors of all attempts, oldest first. The last one is the reason why the job failed."""
 
 
 encode = msgspec.msgpack.Encoder().encode
@@ -59,7 +59,7 @@ decode_error = msgspec.msgpack.Decoder(ErrorRecord).decode
 
 
 def read_note(note: bytes) -> ErrorRecord | str:
-    """Tell a record from the broker's text: no text in UTF-8 begins with the byte of a msgpack array."""
+    """Decode a note: a record, or the broker's text. No UTF-8 text begins with the byte of a msgpack array."""
     if note and note[0] & 0xF0 == 0x90:
         return decode_error(note)
     return note.decode(errors="replace")

@@ -1,4 +1,4 @@
-"""Meaning of annotations: which values fit them, and which classes may travel because of them."""
+"""Meaning of annotations: which values fit them, and which classes they make serializable."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from penstock._durations import is_a
 from penstock._values.shapes import DICT, TUPLE, Shape, full_name, hints_by_name, shape_of
 
 Check = Callable[[Any], bool]
-"""Whether a value fits; ``None`` in its place when every value does."""
+"""Function that returns whether a value fits. Where every value fits, None is used instead."""
 
 
 class UnresolvedHint(Exception):
-    """An annotation names something that cannot be found when the program runs."""
+    """An annotation uses a name that cannot be found at run time."""
 
 
 def resolve(function: Callable[..., Any], name: str) -> dict[str, Any]:
-    """Return the annotations of a function with all names looked up; ``UnresolvedHint`` when one is missing."""
+    """Return the resolved annotations of a function. Raises ``UnresolvedHint`` when a name is missing."""
     try:
         return hints_by_name(function)
     except Exception as error:
@@ -36,13 +36,13 @@ def _unresolved(name: str, error: Exception) -> str:
 
 
 def shapes_in(hints: Iterable[Any], custom: Mapping[str, object]) -> dict[str, Shape]:
-    """Collect the classes that these annotations reach, through containers and through fields."""
+    """Collect the classes reachable from these annotations, through containers and fields."""
     found: dict[str, Shape] = {}
     seen: list[Any] = []
     waiting = list(hints)
     while waiting:
         hint = waiting.pop()
-        # By identity: annotations need not be hashable, and equal ones only cost a second look.
+        # Compared by identity: annotations need not be hashable, and visiting an equal one twice is harmless.
         if any(hint is other for other in seen):
             continue
         seen.append(hint)
@@ -78,7 +78,7 @@ def _hints_of_typed_dict(hint: Any) -> list[Any]:
 
 
 def _is_class(hint: Any) -> bool:
-    # list[int] calls itself a type as well.
+    # list[int] claims to be a type, too.
     return isinstance(hint, type) and typing.get_origin(hint) is None
 
 
@@ -101,10 +101,10 @@ def parts_of(hint: Any) -> list[Any]:
 
 
 def check_of(hint: Any) -> Check | None:
-    """Turn an annotation into a quick test of a value, as a type checker would see it.
+    """Turn an annotation into a fast check of a value that agrees with type checkers.
 
-    Deliberately lenient where a type checker knows more than a running program (callables, protocols,
-    type variables): it refuses only what is certainly wrong.
+    Lenient on purpose where a type checker knows more than a running program (callables, protocols, type variables): it
+    refuses only values that are certainly wrong.
     """
     if hint is None or hint is type(None):
         return lambda value: value is None
@@ -128,7 +128,7 @@ def check_of(hint: Any) -> Check | None:
 
 
 def classes_of(hint: Any) -> tuple[type, ...] | None:
-    """Return the classes that alone decide, if there are any: of ``str`` and ``str | None``, not of ``list[str]``."""
+    """Return the classes that fully decide the check, as for ``str`` or ``str | None``; None for ``list[str]``."""
     if hint is None or hint is type(None):
         return (type(None),)
     for kind in (str, int, float, bytes, bool):
@@ -142,14 +142,14 @@ def classes_of(hint: Any) -> tuple[type, ...] | None:
 
 
 def exact_items_of(hint: Any) -> frozenset[type] | None:
-    """Return classes of which items surely fit, when nothing but them is in a list; None where it is not one."""
+    """Return classes whose instances always fit as items, for an annotation of a list; None for others."""
     if typing.get_origin(hint) is not list:
         return None
     classes = classes_of(typing.get_args(hint)[0])
     return None if classes is None else frozenset(classes)
 
 
-# What type checkers accept in place of a float, PEP 484 says.
+# Types that PEP 484 tells type checkers to accept in place of a float or complex.
 _ACCEPTED: dict[Any, tuple[type, ...]] = {float: (float, int), complex: (complex, float, int)}
 
 
@@ -186,11 +186,11 @@ def _check_of_generic(origin: Any, arguments: tuple[Any, ...]) -> Check | None:
 
 _NOT_LOOKED_INTO = (type, typing.get_origin(Callable[..., Any]))
 _CONTAINERS = ("builtins", "collections", "collections.abc")
-# Iterators are used up by looking at them, and the items of a text are texts.
+# Containers whose items are checked. Checking would exhaust an iterator, and the items of a str are strs again.
 _WALKABLE: tuple[type[Any], ...] = (list, tuple, set, frozenset, dict, collections.deque)
 
 
-# ReadOnly is of Python 3.13.
+# ReadOnly exists since Python 3.13.
 _TRANSPARENT = (
     *(typing.Annotated, typing.Required, typing.NotRequired, typing.Final, typing.ClassVar),
     getattr(typing, "ReadOnly", None),
@@ -209,7 +209,7 @@ def _instance_of(kind: type) -> Check | None:
 
 
 def _all(hint: Any) -> Callable[[Iterable[Any]], bool] | None:
-    """Whether every item fits. For a plain class one pass in C is tried first."""
+    """Return a check of every item. For a plain class it tries one pass in C first."""
     check = check_of(hint)
     if check is None:
         return None
@@ -250,9 +250,9 @@ def _typed_dict(hint: Any) -> Check:
 
     def check(value: Any) -> bool:
         if not checks:
-            # Only now: a TypedDict may hold itself.
+            # Resolved only now, because a TypedDict may contain itself.
             for name, item in hints_by_name(hint).items():
-                # Its own __required_keys__ cannot see through annotations that are text.
+                # __required_keys__ does not look into annotations that are text.
                 marked = typing.get_origin(item)
                 if marked is typing.Required or (name in hint.__required_keys__ and marked is not typing.NotRequired):
                     required.add(name)
@@ -267,7 +267,7 @@ def _typed_dict(hint: Any) -> Check:
 
 
 def _later(alias: Any) -> Check:
-    """A ``type`` statement's alias may name itself, so its check is made when it is first needed."""
+    """Build the check of a ``type`` alias on first use, because the alias may refer to itself."""
     made: list[Check | None] = []
 
     def check(value: Any) -> bool:

@@ -1,7 +1,7 @@
-"""The secrets of a job, taken out of what is written down about its errors.
+"""Removes a job's secrets from stored and logged errors.
 
-An error holds whatever its author put into it: a URL with a token, a line of a file. So the values of secret arguments
-are looked for in its message, its traceback and its own arguments, before any of them is stored or logged.
+An error may contain anything, such as a URL with a token or a line of a file. So its message, traceback and arguments
+are searched for the values of secret arguments before any of them is stored or logged.
 """
 
 from __future__ import annotations
@@ -22,22 +22,23 @@ if TYPE_CHECKING:
     from penstock._values.arguments import Arguments
 
 SHORTEST_SECRET = 4
-"""Length in characters. Shorter ones are in so many words that masking them would leave nothing to read."""
+"""Shortest masked secret, in characters. Shorter ones occur in so many words that masking would leave nothing to
+read."""
 
 _CONTAINERS = (list, tuple, set, frozenset, deque)
 _NUMBERS = (int, float, complex)
 _PLAIN = re.compile("[0-9A-Za-z]*")
 _LONGEST_PIECE = 256
-# More than what is stored of either end of a message or a traceback.
+# Longer than the stored part at either end of a message or a traceback.
 _LONGEST_END = 16_384
 
 
 class Masking:
-    """Replaces some secrets wherever they occur, also as ``repr``, JSON and URLs write them."""
+    """Replaces secrets wherever they occur, including as escaped by ``repr``, JSON and URLs."""
 
     def __init__(self, secrets: Iterable[str | bytes]) -> None:
         pieces = {piece for secret in secrets for piece in _pieces(secret) if len(piece) >= SHORTEST_SECRET}
-        # The longest first: a shorter one may be a part of it.
+        # Longest first, because a shorter one may be part of a longer one.
         self._pieces = sorted(pieces, key=len, reverse=True)
 
     @property
@@ -46,13 +47,14 @@ class Masking:
 
     def text(self, text: str) -> str:
         for piece in self._pieces:
-            # Letters and digits are the same in every form. Few secrets are in a text, and patterns take long to make.
+            # Letters and digits are the same in every form. This test avoids compiling slow patterns for the many
+            # secrets that do not occur.
             if max(_PLAIN.findall(piece), key=len) in text:
                 text = _pattern(piece).sub(MASK, text)
         return text
 
     def value(self, value: Any) -> Any:
-        """Mask texts, bytes and numbers in built-in containers; other objects are left as they are."""
+        """Mask text, bytes and numbers in built-in containers. Other objects stay as they are."""
         if not self._pieces:
             return value
         kind = type_of(value)
@@ -69,7 +71,7 @@ class Masking:
         return value
 
     def is_in(self, encoded: bytes) -> bool:
-        """Whether any of them is among these bytes."""
+        """Whether these bytes contain any of the secrets."""
         text = encoded.decode(errors="backslashreplace")
         return self.text(text) != text
 
@@ -78,8 +80,8 @@ NOTHING_SECRET = Masking(())
 
 
 def masking_of(arguments: Arguments, body: bytes) -> Masking:
-    """Return the masking of the secrets among the arguments in the body of a job."""
-    # Decoded anew: the task may have put anything into those that it was called with.
+    """Return a masking of the secret arguments in the body of a job."""
+    # Decoded again, because the task may have modified the arguments that it was called with.
     args, kwargs = arguments.decode_unchecked(body)
     named = [(value, arguments.is_secret(name)) for name, value in arguments.named(args, kwargs)]
     secrets = list(_secrets_in(named))
@@ -87,7 +89,7 @@ def masking_of(arguments: Arguments, body: bytes) -> Masking:
 
 
 def _secrets_in(named: Iterable[tuple[Any, bool]]) -> Iterator[str | bytes]:
-    """Yield secret values, and those inside of them. Keys of dictionaries are names, and no secrets."""
+    """Yield secret values and the values inside them. Dictionary keys are names, not secrets."""
     waiting = list(named)
     while waiting:
         value, secret = waiting.pop()
@@ -113,7 +115,7 @@ def _secrets_in(named: Iterable[tuple[Any, bool]]) -> Iterator[str | bytes]:
 
 def _fields(value: Any) -> Mapping[str, Any]:
     shape = shape_of(type_of(value))
-    # Attributes that are seen from outside, for a class with a codec.
+    # Instance attributes, for a class with a codec.
     state: Any = getattr(value, "__dict__", None) if shape is None else shape.take(value)
     if is_a(state, Mapping) and is_a(state.get("__dict__"), Mapping):
         state = state["__dict__"]
@@ -128,9 +130,9 @@ def _written(value: object) -> str:
 
 
 def _pieces(secret: str | bytes) -> Iterator[str]:
-    """Yield the lines of a secret, since an error may show one, and the parts of long lines.
+    """Yield the lines of a secret, because an error may show just one, and the parts of long lines.
 
-    In the middle of a very long one nothing is looked for: a text that is so long is cut there before it is stored.
+    The middle of a very long secret is skipped: a text of that length is cut there before it is stored.
     """
     if isinstance(secret, bytes):
         secret = secret.decode(errors="backslashreplace")
@@ -142,7 +144,7 @@ def _pieces(secret: str | bytes) -> Iterator[str]:
 
 
 def _pattern(piece: str) -> re.Pattern[str]:
-    """Match a text in all its forms, also where one is written inside of another: ``repr`` of JSON, for instance."""
+    """Match a text in all of its escaped forms, including nested ones such as the ``repr`` of JSON."""
     return re.compile("".join(_letter(letter) for letter in re.findall(r"\\+|.", piece, re.DOTALL)))
 
 

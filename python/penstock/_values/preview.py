@@ -1,7 +1,7 @@
-"""The arguments of a failed job as people may see them: short, and without secrets.
+"""Previews of a failed job's arguments for people: short, and without secrets.
 
-A preview is written by the worker, which alone knows the task's signature, and kept by the broker. No ``repr``
-of a user's own class is called: it may show what must not be seen, take long, or raise.
+The worker, which alone knows the task's signature, writes the preview, and the broker keeps it. No ``repr`` of a user's
+own class is called, because it may reveal secrets, take long, or raise.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from penstock._values.arguments import Arguments
 
 LONGEST_BYTES = 1024
-"""Most bytes that the broker keeps."""
+"""Largest preview that the broker keeps, in bytes."""
 
 _MORE = "…"
 _DEEPEST = 6
@@ -34,7 +34,7 @@ _SPEAKING = (
     *(decimal.Decimal, fractions.Fraction, uuid.UUID, pathlib.PurePath),
 )
 SPEAKING_MODULES = frozenset({"datetime", "decimal", "fractions", "uuid", "pathlib", "pathlib._local", "zoneinfo"})
-"""Modules whose values are known by their ``str``."""
+"""Modules whose values are shown by their ``str``."""
 _CONTAINERS: dict[type, tuple[str, str]] = {
     list: ("[", "]"),
     tuple: ("(", ")"),
@@ -46,7 +46,7 @@ _CONTAINERS: dict[type, tuple[str, str]] = {
 
 def preview_of(arguments: Arguments, body: bytes) -> bytes:
     """Write ``name=value, …`` for the arguments in the body of a job: at most 1 KiB of UTF-8."""
-    # Decoded anew: the task may have put anything into those that it was called with.
+    # Decoded again, because the task may have modified the arguments that it was called with.
     args, kwargs = arguments.decode(body)
     text = _Text()
     try:
@@ -66,13 +66,13 @@ class _Full(Exception):
 
 
 class _Text:
-    """Text that ends, rather than grows, beyond what is kept."""
+    """Text buffer that stops growing at the size limit."""
 
     def __init__(self) -> None:
         self._bytes = b""
 
     def add(self, text: str) -> None:
-        # Names and values may have any character; a surrogate has no bytes.
+        # Names and values may contain any character; a lone surrogate cannot be encoded.
         self._bytes += text.encode(errors="backslashreplace")
         if len(self._bytes) > LONGEST_BYTES:
             room = LONGEST_BYTES - len(_MORE.encode())
@@ -91,7 +91,7 @@ class _Text:
         elif kind in _PLAIN:
             self.add(repr(value))
         elif kind is int:
-            # More digits than some thousands can't be written at all.
+            # Python refuses to write integers with more than a few thousand digits.
             self.add(repr(value) if value.bit_length() <= 256 else f"<int of {value.bit_length()} bits>")
         elif kind is str:
             self.add(repr(value if len(value) <= LONGEST_BYTES else value[:LONGEST_BYTES]))
@@ -132,7 +132,7 @@ class _Text:
         if is_a(state, Mapping) and is_a(state.get("__dict__"), Mapping):
             state = state["__dict__"]
         if not is_a(state, Mapping):
-            # A codec of the user's own, perhaps. What is in it, nobody here can tell.
+            # The user may have a codec for it; its content is not known here.
             self.add(f"<{kind.__qualname__}>")
             return
         hints = hints_by_name(kind)

@@ -1,4 +1,4 @@
-"""Transport of an error from a worker to the caller that waits for the result."""
+"""Transports an error from a worker to the caller that waits for the result."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from penstock.errors import RemoteTraceback, TaskError
 if TYPE_CHECKING:
     from penstock._values.masking import Masking
 
-# Enough to read; the broker keeps one for each attempt.
+# Long enough to be useful; the broker keeps one for each attempt.
 _LONGEST_TRACEBACK = 16_384
 _LONGEST_MESSAGE = 4_096
 _LARGEST_ARGUMENTS_BYTES = 65_536
@@ -36,12 +36,12 @@ def record_of(
     finished_ms: int,
     masking: Masking,
 ) -> ErrorRecord:
-    """Record an error. ``skip``: the file whose frames lead to the task and tell a reader nothing."""
+    """Record an error. ``skip``: file whose frames lead to the task, which do not help a reader."""
     kind = type(error)
     return ErrorRecord(
         module=sound(module_name(kind.__module__)),
         qualname=sound(kind.__qualname__),
-        # Masked before it is cut: of half a secret nothing would be found.
+        # Masked before it is cut, because half a secret would not be found.
         message=_shorten(masking.text(message_of(error)), _LONGEST_MESSAGE),
         arguments=_encode_arguments(error, codec, masking),
         traceback=_shorten(masking.text(traceback_of(error, skip)), _LONGEST_TRACEBACK),
@@ -60,7 +60,7 @@ def rebuild(record: ErrorRecord, codec: Codec) -> BaseException:
 
 
 def shown_type(record: ErrorRecord) -> str:
-    """Name the error's type as people know it: in full, except for the built-in ones."""
+    """Return the full name of the error's type, or just the name of a built-in one."""
     return record.qualname if record.module == "builtins" else f"{record.module}.{record.qualname}"
 
 
@@ -72,15 +72,15 @@ def _rebuild(record: ErrorRecord, codec: Codec) -> Exception | None:
         args, attributes, constructed_with = codec.decode(record.arguments)
     except Exception:
         return None
-    # An __init__ that does not pass its arguments on cannot be called with `args`; without it the
-    # error is still of its type and says the same.
+    # An __init__ that does not pass on its arguments cannot be called with `args`. Skipping it still yields an error of
+    # the right type with the same message.
     makers: list[Callable[[], Exception]]
     makers = [lambda: kind(*constructed_with), functools.partial(kind.__new__, kind, *args)]
     for make in makers:
         try:
             error = make()
             vars(error).update(attributes)
-            # A mask may stand between other quotation marks than the secret did.
+            # Quotation marks around a mask may differ from those around the secret.
             if error.args == args and (message_of(error) == record.message or MASK in record.message):
                 return error
         except Exception:
@@ -89,12 +89,12 @@ def _rebuild(record: ErrorRecord, codec: Codec) -> Exception | None:
 
 
 def _find_type(module: str, qualname: str) -> type[Exception] | None:
-    """Look the type up among what this process has imported already: a record never loads code."""
+    """Look up the type in modules that this process has already imported: a record never loads code."""
     found: Any = sys.modules.get(module)
     if found is None and module == module_name("__main__"):
         found = sys.modules["__main__"]
     if module == "penstock" and qualname in penstock.__all__:
-        # A class of ours, which that package imports when it is first asked for.
+        # One of Penstock's own classes, which the package imports on first use.
         getattr(penstock, qualname)
     for part in qualname.split("."):
         # Not getattr, which can run a module's __getattr__ and so an import.
@@ -109,15 +109,15 @@ def _encode_arguments(error: BaseException, codec: Codec, masking: Masking) -> b
             try:
                 codec.encode(value)
             except CannotEncode:
-                continue  # a response, a connection: the error is told without it
+                continue  # such as a response or a connection: the error is recorded without it
             attributes[name] = value
-        # Pickle's arguments: an OSError keeps its file's name apart from its args.
+        # The arguments for pickling: an OSError keeps its file name apart from its args.
         reduced: Any = error.__reduce__()
         constructed_with = reduced[1] if reduced[0] is type(error) else error.args
         encoded = codec.encode(masking.value([error.args, attributes, constructed_with]))
     except BaseException:  # whatever the error's own methods raise
         return None
-    # Secrets can be left in objects of the user's own. Then only the masked message travels.
+    # The user's own objects may still contain secrets. Then only the masked message is sent.
     return encoded if len(encoded) <= _LARGEST_ARGUMENTS_BYTES and not masking.is_in(encoded) else None
 
 
@@ -130,7 +130,7 @@ def message_of(error: BaseException) -> str:
 
 
 def sound(text: object) -> str:
-    """Return text that UTF-8 can carry: a string may hold half of a surrogate pair, and a ``__module__`` anything."""
+    """Return text that UTF-8 can encode: a str may contain a lone surrogate, and ``__module__`` may be anything."""
     return str(text).encode(errors="backslashreplace").decode()
 
 
@@ -143,7 +143,7 @@ def traceback_of(error: BaseException, skip: str) -> str:
 
 
 def below(frames: TracebackType | None, skip: str) -> TracebackType | None:
-    """Leave out the first frames, those of the file ``skip``."""
+    """Skip the first frames, which are in the file ``skip``."""
     first = frames
     while first is not None and first.tb_frame.f_code.co_filename == skip:
         first = first.tb_next
@@ -151,7 +151,7 @@ def below(frames: TracebackType | None, skip: str) -> TracebackType | None:
 
 
 def _shorten(text: str, longest: int) -> str:
-    """Keep both ends: where it began and what it says."""
+    """Cut out the middle: the start and the final message matter most."""
     if len(text) <= longest:
         return text
     half = longest // 2

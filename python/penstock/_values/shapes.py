@@ -1,8 +1,8 @@
-"""Shapes of classes: which state of a value travels, and how the value is made again from it.
+"""Shapes of classes: the state of a value that is sent, and how to restore the value from it.
 
-A value is restored as ``copy`` and ``pickle`` restore one, by its state and without running
-``__init__`` or validators: what was equal when it was sent is equal when it arrives, and data from a
-queue runs no code. Fields added to a class since then take their default.
+A value is restored like ``copy`` and ``pickle`` do, from its state and without running ``__init__`` or validators. So
+equal values stay equal, and data from a queue runs no code. Fields added to a class after the job was enqueued get
+their default.
 """
 
 from __future__ import annotations
@@ -20,46 +20,46 @@ import msgspec
 
 from penstock.errors import CannotDecode
 
-# The built-in ones, under types that say `Any` of what is inside: a look at a value's class tells nobody more.
+# Built-in types, annotated with `Any` content: a value's class says nothing about its items.
 DICT: type[Any] = dict
 TUPLE: type[Any] = tuple
 type_of: Callable[[object], type[Any]] = type
 
 
 class ShapeError(CannotDecode):
-    """The state that arrived does not fit the class."""
+    """Received state does not fit the class."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Shape:
-    """Way to take apart and rebuild a class that annotations name."""
+    """Functions that take apart and rebuild values of a class that annotations name."""
 
     name: str
     type: type
     take: Callable[[Any], object]
     make: Callable[[Any], object]
-    # Annotations of its fields; the classes in them can travel too.
+    # Annotations of the fields. The classes in them become serializable, too.
     hints: Callable[[], list[Any]]
 
 
 def outline(shape: Shape) -> str:
-    """Name the members of an enumeration, or list the annotations of another class's fields."""
+    """Describe a class: the members of an enumeration, or the annotated fields of any other class."""
     parts = list(shape.type.__members__) if issubclass(shape.type, enum.Enum) else shape.hints()
     return f"{shape.name}: {parts}"
 
 
 def full_name(cls: type) -> str:
-    """Return ``module.qualname``, with the module's real name where it runs as a script."""
+    """Return ``module.qualname``, with the module's real name if it runs as a script."""
     return f"{module_name(cls.__module__)}.{cls.__qualname__}"
 
 
 def shown_name(cls: type) -> str:
-    """Name a class as people know it: in full, except for the built-in ones."""
+    """Return the full name of a class, or just the name of a built-in one."""
     return cls.__qualname__ if cls.__module__ == "builtins" else full_name(cls)
 
 
 def module_name(module: str) -> str:
-    """Return the name by which others import a module: for ``python shop.py`` it is ``shop``, not ``__main__``."""
+    """Return the name by which a module is imported: ``shop``, not ``__main__``, for ``python shop.py``."""
     if module != "__main__":
         return module
     main = sys.modules["__main__"]
@@ -71,7 +71,7 @@ def module_name(module: str) -> str:
 
 
 def shape_of(cls: type) -> Shape | None:
-    """Return the shape of a class that has one: Enum, NamedTuple, dataclass, attrs, Struct, pydantic v2."""
+    """Return the shape of an Enum, NamedTuple, dataclass, attrs class, Struct or pydantic v2 model; else None."""
     shape = _shape_of(cls)
     return None if shape is None else Shape(full_name(cls), cls, *shape)
 
@@ -80,7 +80,7 @@ _Parts = tuple[Callable[[Any], object], Callable[[Any], object], Callable[[], li
 
 
 def is_database_model(cls: type) -> bool:
-    """Whether it is a Django or SQLAlchemy model: a row of a database, not a value."""
+    """Whether a class is a Django or SQLAlchemy model: a row of a database, not a value."""
     return hasattr(cls, "_sa_class_manager") or any(
         base.__module__ == "django.db.models.base" and base.__name__ == "Model" for base in cls.__mro__
     )
@@ -98,7 +98,7 @@ def _shape_of(cls: type[Any]) -> _Parts | None:
     if hasattr(cls, "__pydantic_validator__") and hasattr(cls, "model_fields"):
         return _pydantic(cls)
     if any(base is not object and not base.__flags__ & _MADE_BY_CLASS_STATEMENT for base in cls.__mro__):
-        # State that no Python code can see, as in a dataclass that is also a dict.
+        # State that Python code cannot see, as in a dataclass that is also a dict.
         return None
     if dataclasses.is_dataclass(cls):
         return _object(cls, _dataclass_defaults(cls))
@@ -109,7 +109,7 @@ def _shape_of(cls: type[Any]) -> _Parts | None:
 
 _MADE_BY_CLASS_STATEMENT = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 
-# For each field, how to make its default; None when it has none.
+# Factory of each field's default; None for a field without one.
 _Defaults = dict[str, Callable[[], object] | None]
 
 
@@ -154,7 +154,7 @@ def _struct(cls: Any) -> _Parts:
             value = cls(**state)
         except TypeError as error:
             raise ShapeError(f"{full_name(cls)}: {error}") from None
-        # msgspec always runs __post_init__; it has run before and must not change anything now.
+        # msgspec always runs __post_init__. It ran before sending, and must not change anything now.
         for name, item in state.items():
             msgspec.structs.force_setattr(value, name, item)
         return value
@@ -163,7 +163,7 @@ def _struct(cls: Any) -> _Parts:
 
 
 def _pydantic(cls: Any) -> _Parts:
-    # __getstate__ and __setstate__ are pydantic's own way to copy a model without validating it.
+    # Pydantic itself uses __getstate__ and __setstate__ to copy a model without validation.
     def take(value: Any) -> object:
         state = dict(value.__getstate__())
         state["__dict__"] = _without_caches(cls, state["__dict__"])
@@ -250,8 +250,8 @@ def _refuse_unknown(cls: type, state: dict[str, object], names: tuple[str, ...])
 
 
 def _without_caches(cls: type, state: dict[str, Any]) -> dict[str, Any]:
-    """Leave out values that ``cached_property`` has stored, which are worked out again when asked for, and
-    the note that ``Box[int](1)`` leaves in its instance."""
+    """Leave out values cached by ``cached_property``, which are recomputed on demand, and the attribute that
+    ``Box[int](1)`` leaves in its instance."""
     return {
         name: value
         for name, value in state.items()
@@ -274,8 +274,8 @@ def _hints_of(cls: type) -> list[Any]:
 
 
 def hints_by_name(thing: Any) -> dict[str, Any]:
-    """Return the annotations of a function or class with all names looked up; raises what the lookup raises."""
-    # Python 3.12 does not find the parameters of `class Leaf[T]` in annotations that are text.
+    """Return the resolved annotations of a function or class. Raises any error of the lookup."""
+    # Python 3.12 does not find the type parameters of `class Leaf[T]` in annotations that are text.
     parameters = {
         parameter.__name__: parameter
         for owner in getattr(thing, "__mro__", (thing,))
