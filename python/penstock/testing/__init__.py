@@ -1,4 +1,4 @@
-"""For tests of code that enqueues: run its jobs in the test's own process, or look at what was enqueued.
+"""Helpers for testing code that enqueues jobs: run the jobs in the test's process, or inspect them.
 
     from penstock.testing import inline
 
@@ -7,10 +7,10 @@
             signup("ada@example.org")
         calls.assert_enqueued(send, args=("ada@example.org",))
 
-``inline`` runs each job inside the call that enqueues it, ``capture`` records it, ``worker`` runs it in a thread. Each
-replaces the app's own broker with a real one: a process that keeps everything in memory, and whose clock
-``move_clock`` moves on. pytest has them as the fixtures ``penstock_inline``, ``penstock_capture`` and
-``penstock_worker``, with ``penstock_clock`` for the time, and ``penstock_server`` for real workers: see
+``inline`` runs each job inside the call that enqueues it, ``capture`` records it, and ``worker`` runs it in a thread.
+Each replaces the app's own broker with another real one: a process that keeps everything in memory, and whose clock
+``move_clock`` advances. In pytest they are the fixtures ``penstock_inline``, ``penstock_capture`` and
+``penstock_worker``. ``penstock_clock`` moves the time, and ``penstock_server`` starts real workers. See
 docs/testing.md.
 """
 
@@ -42,7 +42,7 @@ _HOMES = ("_calls", "_clock", "_doubles", "_server", "_errors")
 
 
 def __getattr__(name: str) -> object:
-    # The pytest plugin is in this package, and must not make every run of pytest import all of it.
+    # The pytest plugin is in this package, and every run of pytest loads it. So names are imported on first use.
     from importlib import import_module
 
     if name in __all__:
@@ -50,7 +50,7 @@ def __getattr__(name: str) -> object:
             found = vars(import_module(f"penstock.testing.{home}"))
             if name in found:
                 if isinstance(found[name], type):
-                    # Shown as it is imported, like the public classes of `penstock`.
+                    # Shown under the name by which it is imported, like the public classes of `penstock`.
                     found[name].__module__ = __name__
                 globals()[name] = found[name]
                 return found[name]

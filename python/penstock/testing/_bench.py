@@ -1,4 +1,4 @@
-"""A broker in memory for the apps of one URL, and the code that runs their jobs in this process."""
+"""In-memory broker for the apps of one URL, and the code that runs their jobs in this process."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ if TYPE_CHECKING:
     from penstock._tasks.schedules import Periodic
     from penstock._worker.runner import Delivered, Outcome
 
-# The broker is this process's own and does next to nothing: what takes longer is a machine that stands still.
+# The broker is private to this process and nearly idle, so only a stalled machine takes longer.
 _ANSWERS_WITHIN_S = 60.0
-# A job without a limit of retries would go on for ever inside one delay().
+# A job with unlimited retries would otherwise keep one delay() running forever.
 _MOST_ATTEMPTS = 1000
-# How long jobs that run may go on when the block ends.
+# Time that running jobs get to finish at the end of the block.
 _ENDS_WITHIN_S = 30.0
-# How long jobs of worker() may run before the next time of a schedule comes.
+# Time that jobs of worker() get to finish before the clock moves to a schedule's next time.
 _GOES_ON_AFTER_S = 5.0
 
 
-# Those whose jobs may tell their progress.
+# Benches whose jobs may report progress.
 _benches: weakref.WeakSet[Bench] = weakref.WeakSet()
 
 
@@ -54,7 +54,7 @@ def _tell_progress(job_id: bytes, done: float, total: float | None, message: str
 
 
 class Bench:
-    """Records the jobs that its apps enqueue, and runs none until asked: enough for `capture`. Others build on it."""
+    """Records the jobs that its apps enqueue, and runs none until asked, as ``capture`` needs. Base of the others."""
 
     worker = "capture"
     why_nothing_runs = (
@@ -62,31 +62,31 @@ class Bench:
     )
 
     def __init__(self, calls: Calls) -> None:
-        # The name is one for this process: what another one of a fork used would be refused here.
+        # The name includes the process id, because a forked child must not use its parent's broker.
         self.client = _core.Client(f"memory:testing-{os.getpid()}", program=penstock_program(), name="penstock.testing")
         self.apps: list[App] = []
         self._calls = calls
         self._consumer = _core.Consumer(self.client, "penstock.testing")
         self._threads = JobThreads(self.worker)
-        # For the threads that enqueue: a plain task which returns a coroutine gets an event loop there.
+        # Runners for the threads that enqueue. A plain task that returns a coroutine gets an event loop there.
         self._here = Runners(self.worker)
-        # Held while jobs are sent and while one is taken, so that nobody takes a job before it is known whose it is.
+        # Held while jobs are sent and while one is taken, so that no job is taken before its app is known.
         self._lock = threading.Lock()
         self._is_used = False
         self._apps_of_jobs: dict[bytes, App] = {}
         self._queues: set[str] = set()
         self._served: tuple[set[str], set[str]] = (set(), set())
-        # Schedules, by app and name, that code has declared to the broker, and that were set there.
+        # Schedules by app and name: those that code declares, and those set at the broker.
         self._declared: dict[tuple[str, str], Periodic] = {}
         self._set: dict[tuple[str, str], tuple[_core.Options, bytes]] = {}
-        # Lead of the broker's clock.
+        # Milliseconds by which the broker's clock is ahead.
         self._ahead_ms = 0
-        # Jobs that a call is running, by itself, and those of them that another call has taken in passing.
+        # Jobs that a call runs itself, and those of them that another call has already taken.
         self._claimed: set[bytes] = set()
         self._set_aside: dict[bytes, Delivered] = {}
-        # Jobs that came with the ends of others, and that nobody runs yet.
+        # Jobs sent when other jobs ended, which no call runs yet.
         self._left_behind: dict[bytes, None] = {}
-        # Calls that run jobs, and jobs that run.
+        # Number of calls that run jobs, and of running jobs.
         self._running_calls = 0
         self._running = 0
         self._settled = threading.Condition()
@@ -110,7 +110,7 @@ class Bench:
     def build_plan(
         self, app: App, plan: Plan, jobs: Sequence[tuple[_core.Options, bytes]], build: Build, leaves: Leaving
     ) -> Built:
-        """Build steps that are sent when a running job ends, and note them then."""
+        """Build steps to send when a running job ends, and record them then."""
         built = build(self._to_send(jobs))
         leaves.accepted.append(lambda: self._left(app, plan, jobs, built))
         return built
@@ -123,30 +123,30 @@ class Bench:
             self._record(app, built.job_ids, jobs, plan)
 
     def tell_progress(self, job_id: bytes, done: float, total: float | None, message: str) -> bool:
-        """Tell the progress of a job that runs here; return whether it does."""
+        """Report the progress of a job if it runs here; return whether it does."""
         return self._consumer.progress(job_id, done, total, message)
 
     def may_end(self) -> bool:
-        """Whether a call other than those that this code is in runs jobs, whose ends may be waited for."""
+        """Return whether another call, outside of the current call stack, runs jobs that may end an awaited job."""
         return self._running_calls > surrounding.get().count(self)
 
     def after_change(self) -> None:
-        """Called after a change that may have made jobs ready."""
+        """Hook called after a change that may have made jobs ready."""
 
     def move_clock(self, forward_ms: int, timeout_s: float) -> int:
         now_ms = self._pass(forward_ms, timeout_s, self._after_time)
         self.after_change()
         return now_ms
 
-    # Schedules. They are declared once a test uses `App.schedules` or `Clock`: others are not disturbed by a time that
-    # happens to come.
+    # Schedules are declared only once a test uses `App.schedules` or `Clock`, so that a schedule which happens to be
+    # due does not disturb other tests.
 
     @property
     def has_schedules(self) -> bool:
         return bool(self._declared or self._set)
 
     def declare(self, timeout_s: float) -> None:
-        """Tell the broker which schedules the apps have, as a worker does that starts."""
+        """Declare the schedules of the apps to the broker, like a worker that starts."""
         for app in self.apps:
             for periodic in [*app._periodic.values()]:
                 key = app.name, periodic.name
@@ -176,14 +176,14 @@ class Bench:
         return job_id
 
     def _after_declaration(self) -> None:
-        """Called with the lock held."""
+        """Hook called with the lock held."""
 
     def _after_time(self) -> None:
-        """Called when a schedule has made a job, before time goes on."""
+        """Hook called when a schedule has created a job, before the clock moves on."""
         self._note_scheduled()
 
     def _note_scheduled(self) -> None:
-        """Record the jobs that schedules have made: the last one of each."""
+        """Record the last job that each schedule has created."""
         with self._lock:
             for app in self.apps if self.has_schedules else ():
                 after: str | None = ""
@@ -203,7 +203,7 @@ class Bench:
             self._record(app, [job_id], [self._declared[key].job()])
 
     def _pass(self, forward_ms: int, timeout_s: float, at_each: Callable[[], None] | None = None) -> int:
-        """Move the clock on, through the times of schedules."""
+        """Advance the clock, stopping at the times of schedules."""
         if not self.has_schedules:
             now_ms = self.client.move_clock(forward_ms, timeout_s)
         else:
@@ -219,7 +219,7 @@ class Bench:
         ]
 
     def run_until_idle(self) -> int:
-        """Run jobs in this thread until none is ready; return the number of attempts."""
+        """Run ready jobs in this thread until none is left; return the number of attempts."""
         attempts = 0
         with self._runs_jobs():
             while (job := self._take(())) is not None:
@@ -228,12 +228,12 @@ class Bench:
         return attempts
 
     def close(self) -> None:
-        """Stop the broker. Its jobs are gone with it."""
+        """Stop the broker, which drops its jobs."""
         _benches.discard(self)
         if self._is_used:
             self._consumer.stop(_ANSWERS_WITHIN_S)
         if self._here.have_event_loop:
-            # An event loop can't be closed in a thread where another one runs.
+            # An event loop cannot be closed in a thread where another one runs.
             self._threads.call(lambda _: self._here.close())
         self._threads.close()
         self.client.close(_ANSWERS_WITHIN_S)
@@ -294,7 +294,7 @@ class Bench:
                 self._running_calls -= 1
 
     def _take(self, wanted: Iterable[bytes]) -> Delivered | None:
-        """Take one of the wanted jobs, or one that no call has claimed; None when none is ready."""
+        """Take one of the wanted jobs, or one that no call has claimed. Returns None when none is ready."""
         with self._lock:
             while True:
                 for job_id in wanted:
@@ -308,7 +308,7 @@ class Bench:
                 self._set_aside[job[1]] = job
 
     def _serve(self) -> bool:
-        """Serve all queues and tasks that exist by now; return whether there are any."""
+        """Serve all queues and tasks that exist so far; return whether there are any."""
         tasks = {name for app in self.apps for name in app.tasks}
         if not self._queues or not tasks:
             return False
@@ -318,7 +318,7 @@ class Bench:
         return True
 
     def _app_of(self, job: Delivered) -> App:
-        """Return the app that runs a job: the one that enqueued it, or another one that has its task."""
+        """Return the app to run a job: the app that enqueued it, or another one that has its task."""
         task, job_id, *_ = job
         app = self._apps_of_jobs.get(job_id)
         if app is not None and task in app.tasks:
@@ -366,7 +366,7 @@ class InlineBench(Bench):
         with self._runs_jobs():
             with self._lock:
                 job_ids = self._send(app, jobs, now, timeout_s)
-                # A job that existed already is run by the call that made it.
+                # A job that existed already is run by the call that created it.
                 made = [job_id for job_id in job_ids if isinstance(job_id, bytes)]
                 self._claimed.update(made)
             if made:
@@ -386,7 +386,7 @@ class InlineBench(Bench):
                 self._claimed.update(built.job_ids)
             self._run_claimed(built.job_ids)
         if self._pass_by(now):
-            # What a job that has expired held back.
+            # Run jobs that the expired job held back.
             self.after_change()
         return built
 
@@ -405,7 +405,7 @@ class InlineBench(Bench):
             self._claimed.difference_update(job_ids)
 
     def _pass_by(self, jobs: Sequence[tuple[_core.Options, bytes]]) -> bool:
-        """Move the clock past jobs that never run, and end as expired; return whether there are any."""
+        """Move the clock past jobs that expire without running; return whether there are any."""
         found = False
         for options in {id(options): options for options, _ in jobs}.values():
             details = options.details()
@@ -423,7 +423,7 @@ class InlineBench(Bench):
         self.after_change()
 
     def _run_to_their_ends(self, wanted: dict[bytes, None]) -> None:
-        """Run these jobs until they have ended or none is ready; without any, run all ready jobs."""
+        """Run these jobs until they have ended or none is ready. If ``wanted`` is empty, run all ready jobs."""
         only_wanted = bool(wanted)
         while (wanted or not only_wanted) and (job := self._take(wanted)) is not None:
             kind, delay_ms, *_ = self._run(job)
@@ -434,7 +434,7 @@ class InlineBench(Bench):
                         " again: inline() would never return. Let it succeed in the test, limit its retries, or use"
                         " capture()"
                     )
-                # The retry is due at once, and nobody waits.
+                # Makes the retry due at once, without waiting.
                 self._pass(delay_ms, _ANSWERS_WITHIN_S)
             else:
                 wanted.pop(job[1], None)
@@ -445,7 +445,7 @@ class InlineBench(Bench):
 
 
 class WorkerBench(Bench):
-    """Runs jobs in threads, as they become ready."""
+    """Runs jobs in threads as they become ready."""
 
     worker = "worker"
 
@@ -503,7 +503,7 @@ class WorkerBench(Bench):
                     raise TimeoutError(
                         f"{ready} jobs are ready and {taken} run: the worker has not become idle in time, and goes on"
                     )
-                # The job that enqueued a ready one wakes this when it ends; others are noticed soon.
+                # A job that enqueued a ready one wakes this wait when it ends; other changes are noticed soon.
                 self._settled.wait(0.01)
         if self._interruption is not None:
             interruption, self._interruption = self._interruption, None
@@ -557,7 +557,7 @@ def _now_ms() -> int:
 
 
 def _interruption_in(outcome: Outcome) -> BaseException | None:
-    """Return errors that must not stay in a job: Ctrl-C, and those of pytest.fail() and its like that end the test."""
+    """Return an error that must end the test rather than the job: Ctrl-C, or one of ``pytest.fail()`` and similar."""
     kind, _, _, note, _ = outcome
     if note is None or kind in (REPLACED, SPAWNED):
         return None

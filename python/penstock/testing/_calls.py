@@ -1,4 +1,4 @@
-"""Calls as a test sees them: the enqueued ones with their options, and the expected ones."""
+"""Calls as a test sees them: enqueued calls with their options, and expected calls."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 TaskOrName: TypeAlias = Sender[..., Any] | str
 
-# Number of calls that a message lists; it says how many more there were.
+# Number of calls that a message lists before it counts the others.
 _SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A job that was enqueued: its task, its arguments as the task receives them, and its options."""
+    """Enqueued job: its task, its arguments as the task receives them, and its options."""
 
     task: str
     args: tuple[Any, ...]
@@ -35,17 +35,18 @@ class Call:
     queue: str
     priority: int
     countdown: float | None
-    """Delay in seconds; None: it was to run at once, or at ``eta``."""
+    """Delay in seconds; None if the job is due at once, or at ``eta``."""
     eta: datetime | None
-    """Time at which it was to run, in UTC and in whole milliseconds, as it travels."""
+    """Time at which the job is due, in UTC and whole milliseconds; None for no ``eta``."""
     expires: float | datetime | None
-    """Deadline in seconds from the call on, or a moment in UTC; None: never."""
+    """Time after which the job is not started any more, in seconds from the call or as a datetime in UTC; None for
+    never."""
     durability: str
     retries: float | tuple[float, ...] | None
-    """Number of retries (inf: no limit), or the seconds before each; None: those of the task."""
+    """Number of retries (``inf`` for no limit), or the seconds before each; None for those of the task."""
     headers: dict[str, str]
     result_ttl: float | None
-    """Time for which the result is kept, in seconds; None: no result is stored."""
+    """Time in seconds for which the result is kept; None if no result is stored."""
     job: Job[Any] = field(repr=False)
 
     @property
@@ -86,7 +87,7 @@ def call_of(
     job: Job[Any],
     arguments: tuple[tuple[Any, ...], dict[str, Any]] | None = None,
 ) -> Call:
-    """Describe a job as it is sent to the broker. ``arguments``: of a step, whose body has not all of them."""
+    """Describe a job sent to the broker. ``arguments``: those of a step, whose body lacks some of them."""
     if arguments is None:
         decoded = app.remote_task(options.task).task.arguments.decode(body)
         arguments = tuple(decoded[0]), decoded[1]
@@ -111,7 +112,7 @@ def call_of(
 
 
 class Calls(list[Call]):
-    """The calls that were enqueued, in order, and assertions about them."""
+    """Enqueued calls in order, with assertions about them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -127,12 +128,13 @@ class Calls(list[Call]):
         times: int | None = None,
         **options: Unpack[JobOptions],
     ) -> Call:
-        """Return the first call of ``task`` that has these arguments and options; ``AssertionError`` lists the others.
+        """Return the first call of ``task`` with these arguments and options. Raises ``AssertionError`` if there is
+        none.
 
-        ``task``: the task, or its name. With ``args`` or ``kwargs`` the call must equal ``delay(*args, **kwargs)``,
-        however it was written; without them any arguments match. Of the ``options``, which are those of
-        ``task.options(...)``, each that is given must be equal; of ``headers``, each one that is named.
-        ``times``: number of such calls; by default one or more.
+        ``task``: the task, or its name. With ``args`` or ``kwargs`` the call must be equivalent to ``delay(*args,
+        **kwargs)``, whether by position, name or default; without them any arguments match. Each given option of
+        ``task.options(...)`` must be equal, and so must each given header. ``times``: exact number of such calls.
+        Default: one or more.
         """
         found, wanted = self._find(task, args, kwargs, options)
         if not found or (times is not None and len(found) != times):
@@ -150,7 +152,7 @@ class Calls(list[Call]):
         kwargs: Mapping[str, Any] | None = None,
         **options: Unpack[JobOptions],
     ) -> None:
-        """Raise ``AssertionError`` when ``assert_enqueued`` would find such a call."""
+        """Raise ``AssertionError`` if ``assert_enqueued`` would find such a call."""
         found, wanted = self._find(task, args, kwargs, options)
         if found:
             self._fail(f"{wanted} was not to be enqueued and was, {_times(len(found))}", task)
@@ -172,7 +174,7 @@ class Calls(list[Call]):
 
     def _fail(self, what: str, task: TaskOrName) -> NoReturn:
         name = _name_of(task)
-        # Calls of the task itself are the likeliest to be what was meant.
+        # Calls of the same task come first, since one of them was probably meant.
         calls = sorted(self, key=lambda call: call.task != name)
         lines = [f"  {call}" for call in calls[:_SHOWN]]
         if len(calls) > _SHOWN:
@@ -206,7 +208,7 @@ class _Expected:
         return all(_equals(call, name, value) for name, value in self._options.items())
 
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
-        """Return the arguments in one form, whether they are given by name, by place or by default."""
+        """Return the arguments in one canonical form, whether given by name, by position or by default."""
         if self._signature is None:
             return args, kwargs
         try:
@@ -238,13 +240,13 @@ def _equals(call: Call, name: str, expected: Any) -> bool:
     if isinstance(expected, datetime):
         if expected.tzinfo is None:
             raise ValueError(f"{name} must say its time zone: datetime.now(timezone.utc) instead of datetime.now()")
-        # The broker counts in milliseconds.
+        # The broker stores times in milliseconds.
         return isinstance(found, datetime) and round(expected.timestamp() * 1000) == round(found.timestamp() * 1000)
     return bool(found == expected)
 
 
 def signature_in(apps: Sequence[App], task: str) -> inspect.Signature | None:
-    """Return the signature of the task of this name that one of the apps has."""
+    """Return the signature of the task of this name in one of the apps."""
     return next((_signature(app.tasks[task]) for app in apps if task in app.tasks), None)
 
 

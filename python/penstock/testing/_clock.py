@@ -1,4 +1,4 @@
-"""Moving the clock of brokers in memory."""
+"""Moves the clock of brokers in memory."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ if TYPE_CHECKING:
 
 
 def move_clock(app: App, by: Seconds) -> datetime:
-    """Move the clock of ``app``'s broker on, and return its time (UTC). Whatever is due by then is due at once.
+    """Advance the clock of ``app``'s broker, and return its time in UTC. Everything due by then becomes due at once.
 
-    Schedules that code declares have no part in it unless the test uses ``Clock`` or ``App.schedules``.
+    ``by``: seconds or a timedelta, at least 0, and at most a hundred years in total. A clock never moves back.
 
-    ``by``: seconds or a timedelta, at least zero; a hundred years in all. A clock is never moved back.
-    Raises ``NotOffered`` unless the app's broker is one in memory: within ``inline``, ``capture`` or ``worker``, or
-    with the URL ``memory:``.
+    Schedules declared in code do not take part unless the test uses ``Clock`` or ``App.schedules``. Raises
+    ``NotOffered`` unless the app's broker is in memory: within ``inline``, ``capture`` or ``worker``, or with the URL
+    ``memory:``.
     """
     return _moment(_move(app._connected(), duration_ms("by", by), app.call_timeout))
 
 
 class Clock:
-    """The clock of all brokers in memory that the test's apps have: the fixture ``penstock_clock``.
+    """Clock of all in-memory brokers of the test's apps: the fixture ``penstock_clock``.
 
-    These are the brokers of ``inline``, ``capture`` and ``worker``, or else of the apps with the URL ``memory:``.
+    These are the brokers of ``inline``, ``capture`` and ``worker``, or else of apps with the URL ``memory:``.
 
-    Delays, retries, expiry, the time for which results are kept and schedules follow it, those too that the apps' code
-    declares with ``@app.periodic``. Time passes as in production: each time of a schedule comes in its turn, and within
-    ``inline`` its job has ended before the next one comes. Python's own clock is not moved.
+    Delays, retries, expiry, the lifetime of results, and schedules follow this clock, including schedules declared with
+    ``@app.periodic``. Time passes as in production: the times of schedules come one after another, and within
+    ``inline`` each job ends before the next time comes. Python's own clock does not move.
     """
 
     def now(self) -> datetime:
@@ -44,9 +44,10 @@ class Clock:
         return _moment(max(_now_ms(connection) for _, connection in _in_memory()))
 
     def start_at(self, when: datetime) -> None:
-        """Set the clock before the test begins: the times of schedules up to ``when`` are passed over.
+        """Set the clock before the test begins, skipping the times of schedules up to ``when``.
 
-        Raises ``ValueError`` when ``when`` is in the past, or the clock was moved before.
+        ``when``: a datetime with a time zone. Raises ``ValueError`` if it is in the past, or if the clock was moved
+        before.
         """
         until_ms, found = epoch_ms("when", when), _in_memory()
         if any(_has_moved(connection) for _, connection in found):
@@ -59,25 +60,25 @@ class Clock:
                 connection._client.move_clock(left_ms, _ANSWERS_WITHIN_S)
 
     def move(self, by: Seconds) -> datetime:
-        """Move the clock on, and return its time. ``by``: seconds or a timedelta; a hundred years in all."""
+        """Advance the clock, and return its time. ``by``: seconds or a timedelta, at most a hundred years in total."""
         by_ms = duration_ms("by", by)
         return _moment(max(_move_all(app, connection, by_ms) for app, connection in _in_memory()))
 
     def move_to(self, when: datetime) -> datetime:
-        """Like ``move``, up to a moment. Raises ``ValueError`` when the clock is past it: it is never moved back."""
+        """Like ``move``, up to ``when``. Raises ``ValueError`` if that has passed: the clock never moves back."""
         until_ms = epoch_ms("when", when)
         left = [(*each, _left_ms(each[1], until_ms, when)) for each in _in_memory()]
         return _moment(max(_move_all(app, connection, left_ms) for app, connection, left_ms in left))
 
 
-# The broker is this process's own and does next to nothing: what takes longer is a machine that stands still.
+# The broker is private to this process and nearly idle, so only a stalled machine takes longer.
 _ANSWERS_WITHIN_S = 60.0
 
 
 def _in_memory() -> Sequence[tuple[App, Connection]]:
-    """Return the apps whose brokers are in memory, one for each broker.
+    """Return one app for each broker in memory.
 
-    Where some are replaced for a test, those alone: other apps of the process are not the test's.
+    If brokers are replaced for a test, only those count, because other apps of the process are not the test's.
     """
     found: dict[object, tuple[App, Connection]] = {}
     all_apps = sorted(app_module.made, key=lambda app: app.name)
@@ -105,7 +106,7 @@ def _has_moved(connection: Connection) -> bool:
 
 
 def _move_all(app: App, connection: Connection, by_ms: int) -> int:
-    """Move the clock on, with the schedules of all apps that have this broker."""
+    """Advance the clock, with the schedules of all apps of this broker."""
     bench = getattr(connection, "bench", None)
     if bench is not None:
         bench.declare(_ANSWERS_WITHIN_S)
@@ -122,14 +123,14 @@ def _move(connection: Connection, by_ms: int, timeout_s: float) -> int:
 
 
 def pass_time(client: _core.Client, by_ms: int, timeout_s: float, at_each: Callable[[], None] = lambda: None) -> int:
-    """Move a clock on from one time of a schedule to the next, and call ``at_each`` wherever one has made a job."""
+    """Advance a clock from one time of a schedule to the next, and call ``at_each`` after each that created a job."""
     now_ms = client.move_clock(0, timeout_s, by_schedules=True)
     until_ms = now_ms + by_ms
     at_each()
     while by_ms > 0:
         now_ms = client.move_clock(by_ms - 1, timeout_s, by_schedules=True)
         at_each()
-        # Jobs may have moved it, too; a retry does within inline().
+        # Jobs may have moved the clock, too: a retry within inline() does.
         now_ms = max(now_ms, client.move_clock(0, timeout_s, by_schedules=True)) if now_ms < until_ms else now_ms
         by_ms = until_ms - now_ms
     return now_ms

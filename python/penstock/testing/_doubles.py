@@ -1,4 +1,4 @@
-"""Replaces each app's own broker with one in memory, for the time of a block."""
+"""Replaces each app's own broker with one in memory for the duration of a block."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ if TYPE_CHECKING:
 B = TypeVar("B", bound=Bench)
 T = TypeVar("T")
 
-# Interval at which a wait for a job of another thread looks whether that still goes on.
+# Interval at which a wait for a job of another thread checks whether that thread still runs jobs.
 _LOOKS_EVERY_S = 0.05
 
 
 class CapturedCalls(Calls):
-    """The calls of ``capture`` so far, and a way to run them."""
+    """Calls of ``capture`` so far, with a method to run them."""
 
     def __init__(self) -> None:
         super().__init__()
         self._benches: Callable[[], list[Bench]] = list
 
     def run_until_idle(self) -> int:
-        """Run the jobs that are ready, and those that they enqueue, until none is; return the number of attempts.
+        """Run the ready jobs, and the jobs that they enqueue, until none is left; return the number of attempts.
 
-        Jobs run in the order in which a worker would get them, the highest priority first. A job that is delayed, or
-        waits for a retry, is ready only once ``move_clock`` has come so far. Raises nothing of what tasks raise: their
-        jobs fail, as in a worker.
+        Jobs run in the order in which a worker would get them, highest priority first. A job that is delayed, or waits
+        for a retry, becomes ready when ``move_clock`` reaches its time. Errors of tasks are not raised: their jobs
+        fail, as in a worker.
         """
         attempts = 0
         while ran := sum(bench.run_until_idle() for bench in self._benches()):
@@ -54,21 +54,21 @@ class CapturedCalls(Calls):
 
 
 class WorkerCalls(Calls):
-    """The calls of ``worker`` so far, and a way to wait for them."""
+    """Calls of ``worker`` so far, with a method to wait for them."""
 
     def __init__(self) -> None:
         super().__init__()
         self._benches: Callable[[], list[WorkerBench]] = list
 
     def run_until_idle(self, timeout: Seconds = 30.0) -> None:
-        """Wait until no job is ready and none runs.
+        """Wait until no job is ready or running.
 
-        A job that is delayed, or waits for a retry, is not waited for: ``move_clock`` makes it ready. Raises
-        ``TimeoutError`` after this many seconds (or a timedelta).
+        Does not wait for a job that is delayed or waits for a retry: ``move_clock`` makes it ready. ``timeout``:
+        seconds or a timedelta, after which it raises ``TimeoutError``.
         """
         limit_s = timeout_s("timeout", timeout)
         until = float("inf") if limit_s is None else time.monotonic() + limit_s
-        # Again when there were more calls meanwhile: jobs of one broker may enqueue at another.
+        # Repeated if there were more calls in between, because jobs of one broker may enqueue at another.
         calls = -1
         while calls != len(self):
             calls = len(self)
@@ -84,20 +84,20 @@ class WorkerCalls(Calls):
 def inline(*apps: App) -> Generator[Calls, None, None]:
     """Within the block, run every job inside the call that enqueues it; returns the list of those calls.
 
-    ``apps``: the apps whose jobs run. Without any: all of this process, also those made within the block.
+    ``apps``: the apps whose jobs run. Default: all apps of this process, including those created within the block.
 
-    Jobs go through a real broker in memory, and are run by the code of a real worker: arguments and results travel,
-    errors are retried, middleware is called, and ``result()`` returns and raises as it does in production. A job runs
-    at once also where it has a ``countdown`` or an ``eta``, which its ``Call`` tells (unless it expires before: then
-    it ends as expired); and so does each retry, for which the broker's clock is moved on by the backoff. For when
-    jobs are due, use ``capture``.
+    Jobs go through a real broker in memory, and the code of a real worker runs them. So arguments and results are
+    serialized, errors are retried, middleware is called, and ``result()`` behaves as in production. A job with a
+    ``countdown`` or an ``eta``, which its ``Call`` shows, also runs at once, unless it expires before that: then it
+    ends as expired. Retries run at once, too; the broker's clock advances by the backoff. To test when jobs are due,
+    use ``capture``.
 
     A plain task runs in the thread that enqueues it, where it sees the test's own database transaction. An ``async
-    def`` task runs in the event loop of another thread, and so does everything that an event loop enqueues. A job sees
-    no context variable of the code around the call, as it would not in a worker. Functions of ``on_worker_start`` and
-    its like are not called.
+    def`` task runs in the event loop of another thread, and so does every job that code in an event loop enqueues. As
+    in a worker, a job does not see context variables of the code that enqueued it. Functions registered with
+    ``on_worker_start`` and similar hooks are not called.
 
-    Blocks may be nested: of an app that several name, the innermost has the jobs.
+    Blocks may be nested. If several blocks name an app, its jobs belong to the innermost.
     """
     calls = Calls()
     with _in_place_of(apps, calls, lambda: InlineBench(calls)):
@@ -106,12 +106,12 @@ def inline(*apps: App) -> Generator[Calls, None, None]:
 
 @contextmanager
 def capture(*apps: App) -> Generator[CapturedCalls, None, None]:
-    """Within the block, record jobs and run none; returns the list of their calls.
+    """Within the block, record jobs without running them; returns the list of their calls.
 
-    ``apps`` as for ``inline``. The jobs wait in a real broker in memory: ``job.info()``, ``job.cancel()`` and
-    ``app.failed()`` work, and ``result()`` raises ``ResultTimeout`` at once, as nothing would end it. They are run by
-    ``run_until_idle()`` of the returned list; those that are delayed become ready when ``move_clock(app, ...)`` reaches
-    them. Jobs that never ran are gone with the block.
+    ``apps`` is as for ``inline``. The jobs wait in a real broker in memory: ``job.info()``, ``job.cancel()`` and
+    ``app.failed()`` work, and ``result()`` raises ``ResultTimeout`` at once, because nothing would end the job.
+    ``run_until_idle()`` of the returned list runs them. Delayed jobs become ready when ``move_clock(app, ...)`` reaches
+    their time. Jobs that have not run are dropped at the end of the block.
     """
     calls = CapturedCalls()
     with _in_place_of(apps, calls, lambda: Bench(calls)) as benches:
@@ -123,9 +123,9 @@ def capture(*apps: App) -> Generator[CapturedCalls, None, None]:
 def worker(*apps: App, threads: int = 2) -> Generator[WorkerCalls, None, None]:
     """Within the block, run jobs in threads of this process as they are enqueued; returns the list of those calls.
 
-    ``apps`` as for ``inline``. Jobs wait in a real broker in memory, are delayed and retried by its clock, which
-    ``move_clock(app, ...)`` moves on, and run at the same time: ``result(timeout=...)`` waits. ``threads``: number that
-    run at once. At the end of the block running jobs are waited for, and all others are gone.
+    ``apps`` is as for ``inline``. Jobs go through a real broker in memory and run concurrently: ``result(timeout=...)``
+    waits. Delays and retries follow the broker's clock, which ``move_clock(app, ...)`` advances. ``threads``: number of
+    jobs that run at once, 2 by default. The end of the block waits for running jobs, and drops all others.
     """
     if threads < 1:
         raise ValueError(f"threads must be at least 1, not {threads!r}")
@@ -136,13 +136,13 @@ def worker(*apps: App, threads: int = 2) -> Generator[WorkerCalls, None, None]:
 
 
 class _Connection(Connection):
-    """An app's connection to a bench."""
+    """Connection of an app to a bench."""
 
     def __init__(self, bench: Bench, app: App) -> None:
         super().__init__(app.url, bench.client)
         self.bench = bench
         self._app = app
-        # Over those of the client, which `Connection` has put into the instance.
+        # These override the client's methods, which `Connection` has stored in the instance.
         self.publish = self._publish
         self.publish_same = self._publish_same
         self.publish_many = self._publish_many
@@ -150,7 +150,8 @@ class _Connection(Connection):
         self.operation = self._operation
 
     def __eq__(self, other: object) -> bool:
-        """Apps of one URL have one broker, and their jobs can be waited for together."""
+        """Return whether both use the same bench: apps of one URL share a broker, so one call can wait for their
+        jobs."""
         return isinstance(other, _Connection) and other.bench is self.bench
 
     def __hash__(self) -> int:
@@ -167,7 +168,7 @@ class _Connection(Connection):
     ) -> list[bytes | tuple[bytes]]:
         return self.bench.enqueue(self._app, jobs, timeout_s)
 
-    # What tests see of a workflow is all of it, at once.
+    # Tests always see a whole workflow at once.
     sends_parts = False
 
     def publish_plan(self, plan: Plan, jobs: Sequence[tuple[_core.Options, bytes]], timeout_s: float) -> Built:
@@ -262,14 +263,14 @@ class _Connection(Connection):
         return f"nothing runs that could end them. {self.bench.why_nothing_runs}"
 
     def log_notices(self, blocking: tuple[str, str] | None = None) -> bool:
-        # That no worker serves a queue is as it should be here, and so are calls that wait.
+        # Queues without workers and blocking calls are expected here.
         return False
 
     def _until_nothing_runs(self, wait: Callable[[float], T], timeout_s: float | None) -> T:
-        """Wait for jobs' ends while any job runs that may bring them."""
+        """Wait for the ends of jobs while any running job may cause them."""
         until = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            # Asked before: what runs now and ends meanwhile has brought what it brings.
+            # Asked before the wait: a job that ends during it may have ended the awaited one.
             may_end = self.bench.may_end()
             left_s = _LOOKS_EVERY_S if until is None else min(_LOOKS_EVERY_S, max(0.0, until - time.monotonic()))
             try:
@@ -283,7 +284,7 @@ class _Connection(Connection):
 def _in_place_of(
     apps: Sequence[App], calls: Calls, new_bench: Callable[[], B]
 ) -> Generator[Callable[[], list[B]], None, None]:
-    """Give these apps, or all, benches for brokers: those of one URL share one, as they would share a broker."""
+    """Use benches as the brokers of these apps, or of all. Apps of one URL share a bench, as they would a broker."""
     benches: dict[object, B] = {}
 
     def connect(app: App) -> Connection:
@@ -303,7 +304,7 @@ def _in_place_of(
 
 
 def _close(benches: Sequence[Bench]) -> None:
-    """Close all, even if one of them raises."""
+    """Close all benches, even if one of them raises."""
     if benches:
         try:
             benches[0].close()

@@ -6,4 +6,4 @@ from penstock.errors import PenstockError
 
 
 class BrokerNotAllowed(PenstockError):
-    """A test would have used a real broker, and no fixture or marker allowed that. Nothing was sent."""
+    """A test tried to use a real broker without a fixture or marker that allows it. Nothing was sent."""

@@ -1,4 +1,4 @@
-"""Replaces apps' own connections with others, for the time of a block."""
+"""Replaces the connections of apps for the duration of a block."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from penstock._durations import is_a
 from penstock._tasks import app as app_module
 from penstock._tasks.app import App
 
-# Connections that replace each app's own, the innermost last.
+# Connections that replace each app's own, with the innermost last.
 _stacks: weakref.WeakKeyDictionary[App, list[Connection]] = weakref.WeakKeyDictionary()
 
 
 @contextmanager
 def connected(apps: Sequence[App], connect: Callable[[App], Connection]) -> Generator[None, None, None]:
-    """Let each of these apps have the connection that ``connect`` makes for it; without any, all of this process.
+    """Within the block, give each of these apps (by default all of this process) the connection made by ``connect``.
 
     Blocks may be nested, and may end in any order.
     """
@@ -43,18 +43,19 @@ def connected(apps: Sequence[App], connect: Callable[[App], Connection]) -> Gene
         if not apps:
             app_module.on_made.remove(replace)
         for app, connection in replaced:
-            # By identity: connections of one broker are equal.
+            # Compared by identity, because connections of the same broker are equal.
             _stacks[app] = [each for each in _stacks[app] if each is not connection]
             _put_in_place(app)
 
 
 def is_replaced(app: App) -> bool:
-    """Whether another connection is in the place of the app's own."""
+    """Whether a block replaces the app's own connection."""
     return app in _stacks
 
 
 def _put_in_place(app: App) -> None:
-    """Let the innermost connection hide the method, in the instance: tests pay for this, and not every delay()."""
+    """Shadow the method with the innermost connection in the instance, so that only tests pay for it, not
+    ``delay()``."""
     if _stacks[app]:
         innermost = _stacks[app][-1]
         vars(app)["_connected"] = lambda: innermost

@@ -1,6 +1,6 @@
-"""The pytest plugin: fixtures, a marker, and a guard against tests that enqueue real jobs by mistake.
+"""pytest plugin: fixtures, a marker, and a guard against tests that enqueue real jobs by mistake.
 
-pytest loads it in every run, so it imports next to nothing before a test needs it.
+pytest loads it in every run, so it imports almost nothing before a test needs it.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class _Guard:
-    """Lets an app connect in this process only if it names its broker, or the test is marked."""
+    """Allows an app to connect in this process only if it names its broker, or the test is marked."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
         self._test: str | None = None
         self._is_marked = False
-        # State of the run that this one is within, if it is a test of a plugin.
+        # State of the surrounding run, if this run is a test of a plugin.
         self._before = _guard.may_connect
         _guard.may_connect = self._may_connect
 
@@ -58,7 +58,7 @@ class _Guard:
         self._test = item.nodeid
         self._mark(item.get_closest_marker("penstock_broker") is not None)
 
-    # Last, and so after the test's fixtures are gone.
+    # Last, so that it runs after the teardown of the test's fixtures.
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_teardown(self) -> None:
         self._test = None
@@ -67,14 +67,14 @@ class _Guard:
     def _mark(self, is_marked: bool) -> None:
         if is_marked != self._is_marked:
             self._is_marked = is_marked
-            # Apps ask when they connect, and would go on with the connections that they have.
+            # Apps ask only when they connect, and would otherwise keep their existing connections.
             connection = sys.modules.get("penstock._connection")
             if connection is not None:
                 connection.start_over()
 
     def _may_connect(self, app: App) -> None:
-        # A forked child is another process, as one that a test has started by other means. A broker in memory is no
-        # real one, whoever names it.
+        # A forked child counts as another process, like any that a test starts by other means. A broker in memory is
+        # not a real one, even if the app does not name it.
         is_named = app._given_url is not None or app.url.startswith("memory:")
         if self._is_marked or is_named or os.getpid() != self._pid:
             return
@@ -92,7 +92,7 @@ class _Guard:
 
 @pytest.fixture
 def penstock_inline() -> Iterator[Calls]:
-    """Run every job inside the call that enqueues it: ``penstock.testing.inline`` for all apps; returns the calls."""
+    """Run every job inside the call that enqueues it: ``penstock.testing.inline`` for all apps. Returns the calls."""
     from penstock.testing import inline
 
     with inline() as calls:
@@ -101,7 +101,7 @@ def penstock_inline() -> Iterator[Calls]:
 
 @pytest.fixture
 def penstock_capture() -> Iterator[CapturedCalls]:
-    """Record jobs and run none: ``penstock.testing.capture`` for all apps; returns the calls."""
+    """Record jobs without running them: ``penstock.testing.capture`` for all apps. Returns the calls."""
     from penstock.testing import capture
 
     with capture() as calls:
@@ -110,7 +110,7 @@ def penstock_capture() -> Iterator[CapturedCalls]:
 
 @pytest.fixture
 def penstock_worker() -> Iterator[WorkerCalls]:
-    """Run jobs in two threads: ``penstock.testing.worker`` for all apps; returns the calls."""
+    """Run jobs in two threads: ``penstock.testing.worker`` for all apps. Returns the calls."""
     from penstock.testing import worker
 
     with worker() as calls:
@@ -119,7 +119,7 @@ def penstock_worker() -> Iterator[WorkerCalls]:
 
 @pytest.fixture
 def penstock_clock() -> Clock:
-    """Move the time of all brokers in memory: delays, retries, schedules, expiry and kept results follow it."""
+    """Control the clock of all in-memory brokers, which delays, retries, schedules, expiry and kept results follow."""
     from penstock.testing import Clock
 
     return Clock()
@@ -127,10 +127,10 @@ def penstock_clock() -> Clock:
 
 @pytest.fixture
 def penstock_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """Let all apps use a real broker process of the test's own, and start real workers: ``Server.start_worker``."""
+    """Run a real broker process for the test, which all apps use. Start real workers with ``Server.start_worker``."""
     from penstock.testing import Server
 
     with Server(tmp_path / ".penstock") as server:
-        # For programs that the test starts.
+        # Also sets the URL for programs that the test starts.
         monkeypatch.setenv("PENSTOCK_URL", server.url)
         yield server

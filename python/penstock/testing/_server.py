@@ -1,4 +1,4 @@
-"""A broker and workers that are processes, for tests from end to end."""
+"""Broker and worker processes for end-to-end tests."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from penstock.errors import PenstockError
 from penstock.testing._places import connected
 
 _CONNECTED = " is connected and runs "
-# A worker that was told to stop waits 25 s for its jobs by default.
+# A stopping worker waits 25 s for its jobs by default.
 _STOPS_WITHIN_S = 40.0
 
 
 class Server:
-    """A real broker of a directory, and the brokers' place of all apps of this process within the ``with``.
+    """Real broker in a directory, which all apps of this process use within the ``with`` block.
 
-    The broker is started by the first call that needs it. At the end of the block workers and broker are stopped.
+    The first call that needs the broker starts it. The end of the block stops the workers and the broker.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
-        """``directory``: where the broker keeps its files; made if need be."""
+        """``directory``: directory of the broker's files, created if necessary."""
         self.directory: Path = Path(directory).absolute()
         self._workers: list[ServerWorker] = []
         self._connection: Connection | None = None
@@ -43,10 +43,10 @@ class Server:
     def start_worker(self, app: App | str, *arguments: str, timeout: Seconds = 30.0) -> ServerWorker:
         """Start ``penstock worker`` for an app, and return once it takes jobs.
 
-        ``app``: the app, or its place such as ``"shop:app"``; its module must be one that can be imported.
-        ``arguments``: of the command, such as ``"--concurrency", "4"``; by default one job runs at once. Modules are
-        found where this process finds them. Raises ``PenstockError`` with the worker's output when it ends, or is not
-        there after this many seconds (or a timedelta).
+        ``app``: the app, or its location such as ``"shop:app"``, in an importable module. ``arguments``: arguments of
+        the command, such as ``"--concurrency", "4"``; by default it runs one job at a time. The worker imports modules
+        from where this process does. ``timeout``: seconds or a timedelta. Raises ``PenstockError`` with the worker's
+        output if it exits, or is not ready in time.
         """
         place = app if isinstance(app, str) else _place_of(app)
         options = arguments if {"-c", "--concurrency"} & {*arguments} else ("--concurrency", "1", *arguments)
@@ -72,13 +72,13 @@ class Server:
             for worker in self._workers:
                 worker.stop()
         finally:
-            # Without this it would exit a minute after its last client.
+            # Otherwise it would exit a minute after its last client disconnects.
             command = [_program(), "broker", "stop", "--url", self.url]
             subprocess.run(command, capture_output=True, timeout=_STOPS_WITHIN_S, check=False)
 
 
 class ServerWorker:
-    """A worker process that ``Server.start_worker`` has started."""
+    """Worker process started by ``Server.start_worker``."""
 
     def __init__(self, command: list[str], url: str) -> None:
         self._lines: list[str] = []
@@ -104,12 +104,12 @@ class ServerWorker:
 
     @property
     def output(self) -> str:
-        """Output of the worker and its tasks so far."""
+        """Output of the worker and its tasks so far, as text."""
         with self._news:
             return "".join(self._lines)
 
     def stop(self) -> str:
-        """Let running jobs end, wait until the worker has exited, and return its output."""
+        """Let running jobs finish, wait until the worker has exited, and return its output."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
@@ -150,7 +150,7 @@ def _program() -> str:
 
 
 def _place_of(app: App) -> str:
-    """Return the place where a worker finds this app: a module that can be imported, and its name there."""
+    """Return where a worker finds this app: an importable module, and the app's name in it."""
     for module_name, module in [*sys.modules.items()]:
         if module_name != "__main__" and getattr(module, "__spec__", None) is not None:
             for name, value in [*vars(module).items()]:

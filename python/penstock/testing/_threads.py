@@ -1,4 +1,4 @@
-"""Threads for jobs that can't run in the test's own."""
+"""Threads for jobs that cannot run in the test's own thread."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ T = TypeVar("T")
 
 surrounding: contextvars.ContextVar[tuple[object, ...]]
 surrounding = contextvars.ContextVar("penstock_testing_surrounding", default=())
-"""Benches of the jobs that this code is in, each enqueued by the one before."""
+"""Benches of the jobs around this code, each enqueued by the previous one."""
 
 
 class Runners:
-    """A thread's runners, one for each app. Each has an event loop, made for its first ``async def`` task."""
+    """Runners of a thread, one for each app. Each creates an event loop for its first ``async def`` task."""
 
     def __init__(self, worker: str) -> None:
         self._worker = worker
         self._of: dict[App, Runner] = {}
 
     def run(self, app: App, job: Delivered, inside: tuple[object, ...]) -> Outcome:
-        """Run one attempt of a job. ``inside``: what is ``surrounding`` for it."""
+        """Run one attempt of a job. ``inside``: value of ``surrounding`` for it."""
         runner = self._of.get(app)
         if runner is None:
             runner = self._of[app] = Runner([app], self._worker)
-        # Empty, as in a worker's process: a job sees nothing of what surrounds the call that enqueued it.
+        # An empty context, as in a worker's process: a job does not see the context of the call that enqueued it.
         context = contextvars.Context()
         context.run(surrounding.set, inside)
         return context.run(runner.run, job)
@@ -51,7 +51,7 @@ class Runners:
 
 
 class _JobThread(threading.Thread):
-    """Does one call at a time. It has runners of its own, since an event loop belongs to a thread."""
+    """Thread that does one call at a time. It has its own runners, since an event loop belongs to a thread."""
 
     def __init__(self, worker: str) -> None:
         super().__init__(name=f"penstock {worker}", daemon=True)
@@ -78,7 +78,7 @@ class _JobThread(threading.Thread):
 
 
 class JobThreads:
-    """Keeps a thread for each job that is inside another, and reuses them."""
+    """Pool with a thread for each level of nested jobs."""
 
     def __init__(self, worker: str) -> None:
         self._worker = worker
@@ -98,7 +98,7 @@ class JobThreads:
         try:
             return future.result()
         finally:
-            # After a Ctrl-C it is not done.
+            # After Ctrl-C the call may not be done.
             if future.done():
                 with self._lock:
                     self._idle.append(thread)
@@ -114,7 +114,7 @@ class JobThreads:
 
 
 def in_event_loop() -> bool:
-    """Whether this thread runs an event loop, so that no code that may need one can run in it."""
+    """Whether this thread runs an event loop, so that code that may start another one cannot run in it."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
