@@ -129,7 +129,7 @@ def test_a_broker_that_was_killed_is_gone_with_all_it_held_and_that_is_said(app)
     send = with_task(app)
     job = send.delay("ada")
     os.kill(broker_of(app), signal.SIGKILL)
-    with pytest.raises((InvalidConfiguration, BrokerUnavailable), match="everything that it held is gone; make a new"):
+    with pytest.raises((InvalidConfiguration, BrokerUnavailable), match="everything that it stored is gone; create a new"):
         job.result(timeout=5)
     app.close()
     assert send.delay("bob").info().state is JobState.WAITING
@@ -151,7 +151,7 @@ def test_a_fork_is_refused_and_told_why(app):
     child.start()
     text = heard.recv()
     child.join(PATIENCE_S)
-    assert f"lives in the process that made it ({os.getpid()})" in text
+    assert f"lives in the process that created it ({os.getpid()})" in text
     assert "Use local:PATH to share a broker" in text
 
 
@@ -161,7 +161,7 @@ def test_a_fork_is_refused_and_told_why(app):
 def test_no_second_process_can_reach_it_and_each_command_says_why(command, project):
     outcome = project.penstock(*command, PENSTOCK_URL="memory:")
     assert outcome.wait() == 2, outcome.output
-    assert "memory: lives in the process that made it" in outcome.output
+    assert "memory: is a test double inside the process that created it" in outcome.output
     assert "Use local:PATH or a server" in outcome.output
 
 

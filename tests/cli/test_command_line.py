@@ -171,7 +171,7 @@ def test_ping_says_whether_a_broker_answers(shop):
     nobody = shop.penstock("ping")
     assert nobody.returncode == 69 and "no broker is running" in nobody.output
     shop.tasks().double.delay(1)
-    assert "answers after" in shop.penstock("ping").output
+    assert "answered in" in shop.penstock("ping").output
     assert json.loads(shop.penstock("ping", "--json").output)["pid"] == shop.broker_pid()
 
 
@@ -320,7 +320,7 @@ def test_what_a_disk_forgets_after_a_stop_is_missed(shop):
         assert shop.penstock("broker", "stop").returncode == 0
         ended.wait(30)
     good = shop.penstock("journal", "check", str(shop.data))
-    assert good.returncode == 0 and "it was closed in order" in good.output, good.output
+    assert good.returncode == 0 and "it was closed cleanly" in good.output, good.output
 
     newest = max((shop.data / "journal").glob("*.segment"))
     content = newest.read_bytes()
@@ -374,7 +374,7 @@ def test_fsck_tells_good_from_rotten(shop):
     # A repair keeps all but what is rotten, and says what that was.
     repaired = shop.penstock("journal", "repair", str(shop.data))
     assert repaired.returncode == 65, repaired.output
-    assert "gone: record" in repaired.output and segment.name in repaired.output
+    assert "lost: record" in repaired.output and segment.name in repaired.output
     aside = next((shop.data / "journal").glob("damaged-*"))
     assert (aside / segment.name).read_bytes() == content
     assert shop.penstock("journal", "check", str(shop.data)).returncode == 0

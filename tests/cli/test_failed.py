@@ -254,19 +254,19 @@ def test_jobs_are_cancelled_or_it_is_said_why_not(shop: Project) -> None:
     ((shown, started_at_ms),) = [(job["id"], job["started_at_ms"]) for job in worker["running"]]
     assert shown == running.id and started_at_ms == asked(shop, "job", "show", running.id)["started_at_ms"]
     refused = shop.penstock("job", "cancel", running.id, "--running", "leave")
-    assert refused.returncode == 1 and "it runs, and goes on" in refused.output, refused.output
+    assert refused.returncode == 1 and "it is running and was left alone" in refused.output, refused.output
     Path(shop.directory, "go").touch()
     assert running.result(timeout=30) is None
     # Each that can't be cancelled says why, and nothing is left behind of an id that nobody has.
     nobody = "01a3185c-52cb-78b4-9daf-bf7df8650000"
     for job_id, why in (
-        (running.id, "it has ended already: it succeeded"),
-        (waiting.id, "it has ended already: it was cancelled"),
-        (nobody, "the broker knows no such job"),
+        (running.id, "it has already ended: it succeeded"),
+        (waiting.id, "it has already ended: it was cancelled"),
+        (nobody, "the broker has no such job"),
     ):
         refused = shop.penstock("job", "cancel", job_id)
         assert refused.returncode == 1 and f"{job_id} was not cancelled: {why}" in refused.output, refused.output
-    for arguments, why in (((), "which jobs?"), ((nobody, "--task", "tasks.send"), "give one of them")):
+    for arguments, why in (((), "no jobs given"), ((nobody, "--task", "tasks.send"), "give either ids or a filter")):
         refused = shop.penstock("job", "cancel", *arguments)
         assert refused.returncode == 2 and why in refused.output, refused.output
 

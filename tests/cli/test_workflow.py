@@ -118,7 +118,7 @@ def test_workflows_are_cancelled_by_their_ids(press: Project) -> None:
     assert [states[each.id] for each in sent] == ["cancelled", "cancelled", "running"]
     assert asked(press, "cancel", sent[2].id) == {"cancelled": 2, "asked": 0, "left": 0, "refused": []}
     again = press.penstock("workflow", "cancel", sent[2].id)
-    assert again.returncode == 0 and "have ended already" in again.output
+    assert again.returncode == 0 and "have already ended" in again.output
     assert press.penstock("workflow", "cancel").returncode == 2
 
 

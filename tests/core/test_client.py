@@ -256,6 +256,6 @@ def test_a_stopped_broker_ends_calls_at_their_deadline(client, new_client, stopp
 
 def test_a_start_that_cannot_succeed_is_told_in_one_message(project):
     client = _core.Client(project.url, program="/nowhere/penstock")
-    with pytest.raises(errors.InvalidConfiguration, match=r"no broker can be started for .*/nowhere/penstock"):
+    with pytest.raises(errors.InvalidConfiguration, match=r"can't start a broker for .*/nowhere/penstock"):
         client.publish(JOB, b"", 5.0)
     client.close(1.0)

@@ -255,7 +255,7 @@ def test_a_purge_on_a_full_disk_is_answered_and_makes_room(shop: Shop, arguments
 def test_one_call_that_is_larger_than_the_disk_has_room_for_is_refused_whole(shop: Shop) -> None:
     """Taken, it would use up what is kept for a full disk, and no purge could free any."""
     shop.publish(100, 0, None)
-    with pytest.raises(DiskFull, match="Nothing of this call was accepted"):
+    with pytest.raises(DiskFull, match="No job of this call was accepted"):
         shop.publish(DISK_MEGABYTES << 14, 0, None)
     assert shop.left() == 100
     assert shop.is_accepted()

@@ -87,4 +87,4 @@ def test_a_limit_that_makes_no_sense_is_refused(shop: Project) -> None:
     assert shop.penstock("limit", "set", "mail", "--max-bytes", "lots").returncode == 2
     assert shop.penstock("limit", "rm", "mail", "--max-length", "1").returncode == 2
     assert shop.penstock("limit", "set", "task:tasks.send", "--max-length", "1").returncode == 75
-    assert "nothing is limited" in shop.penstock("limit", "ls").output
+    assert "no queue has a limit" in shop.penstock("limit", "ls").output

@@ -62,7 +62,7 @@ def test_workers_and_clients_wait_until_a_broker_can_start(
 
     disk.fail(what, 1, error, forever=True)
     project.kill_broker()
-    worker.wait_for_output("no broker can be started")
+    worker.wait_for_output("can't start a broker")
     for _ in range(2):
         with within(IN_TIME_S, "delay()"), pytest.raises(BrokerUnavailable) as refused:
             tasks.waits.delay("release")

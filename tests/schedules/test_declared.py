@@ -102,8 +102,8 @@ def test_bad_schedules_are_one_clear_error_where_they_are_declared() -> None:
     refused("there is no time zone 'Mars/Base'|there is no time zone \"Mars/Base\"", "@daily", tz="Mars/Base")
     refused("there is no time zone", every=5, tz="Mars/Base")
     refused("between 1 second and 10 years, not 0 seconds", every=0)
-    refused("one of them only")
-    refused("one of them only", "@daily", every=5)
+    refused("needs exactly one of")
+    refused("needs exactly one of", "@daily", every=5)
     refused('overlap is one of "skip", "queue", "cancel_previous", "allow", not "never"', "@daily", overlap="never")
     refused("must say its time zone", at=datetime(2030, 1, 1))
     app.periodic("@daily", args=["ada"])(send)
@@ -163,7 +163,7 @@ def test_operators_change_schedules_at_a_terminal(project: Project) -> None:
     assert json.loads(penstock("show", "poll", "--json"))["paused"]
     assert "paused" in penstock("ls")
     assert penstock("resume", "poll") == "poll: resumed\n"
-    assert penstock("run", "poll").startswith("poll: made a job, ")
+    assert penstock("run", "poll").startswith("poll: enqueued a job, ")
     shown = penstock("show", "poll")
     assert "every 1 h" in shown and "set by hand or by a program" in shown and "has not ended" in shown
     assert penstock("rm", "poll") == "poll: removed\n"
@@ -204,12 +204,12 @@ def test_operators_add_schedules_and_change_their_times(shop: Project) -> None:
     penstock("reset", "hourly")
     assert schedules(shop)["hourly"]["cron"] == "@hourly"
     add = ("add", "hello", "tasks.greet", "--app", "shop")
-    refused(1, 'has a schedule "hello"; `penstock schedule edit` changes its times', *add, "--every", "1s")
-    refused(2, "say when its jobs come: --cron, --every or --at", *add)
-    refused(2, "a schedule has one of --cron, --every and --at", *add, "--every", "1s", "--cron", "@daily")
-    refused(2, "--args takes a JSON array", *add, "--every", "1s", "--args", "bob")
+    refused(1, 'already has a schedule "hello"; `penstock schedule edit` changes its times', *add, "--every", "1s")
+    refused(2, "give the times of the schedule: --cron, --every or --at", *add)
+    refused(2, "give only one of --cron, --every and --at", *add, "--every", "1s", "--cron", "@daily")
+    refused(2, "--args must be a JSON array", *add, "--every", "1s", "--args", "bob")
     refused(2, "give one of skip, queue, cancel_previous, allow", "edit", "hello", "--overlap", "never")
-    refused(2, "say what is to change", "edit", "hello")
+    refused(2, "give at least one change", "edit", "hello")
     refused(1, "there is no time zone", "edit", "hello", "--tz", "Mars/Base")
     refused(1, 'there is no schedule "other"', "edit", "other", "--every", "1s")
 

@@ -476,7 +476,7 @@ def test_a_burst_ends_when_the_jobs_of_all_kinds_have_run(project: Project) -> N
         (("--threads", "0"), "a process without slots runs nothing; give at least 1, or leave the option out"),
         (("--async", "0"), "a process without slots runs nothing; give at least 1, or leave the option out"),
         (("--threads", "many"), "give a number from 1 to 32000"),
-        (("--processes", "2"), "without threads, -c N says how many there are"),
+        (("--processes", "2"), "without --threads, use -c N"),
         (("-c", "100", "--threads", "1000"), "these are 100101 slots, and a worker has at most 32000"),
     ],
 )

@@ -323,4 +323,4 @@ def test_a_worker_that_the_broker_refuses_ends_and_says_why(project: Project) ->
     project.write("thing.py", "from penstock import App\napp = App('x')\n@app.task\ndef work() -> None: ...")
     worker = project.worker("thing:app", "-c", "1", "-Q", "q" * 300)
     assert worker.wait(30) == 78, worker.output
-    assert "refused what this client sent" in worker.output
+    assert "refused a frame from this client" in worker.output

@@ -46,7 +46,7 @@ def test_a_paused_worker_begins_nothing_and_others_take_the_rest(shop: Shop) -> 
     running = [shop.tasks.begin_and_wait.delay(label) for label in ("one", "two")]
     pids = {shop.pid_of("one"), shop.pid_of("two")}
     waiting = [shop.tasks.pid.delay() for _ in range(50)]
-    assert order(shop, "pause", "mill") == "mill: paused; 2 jobs run on\n"
+    assert order(shop, "pause", "mill") == "mill: paused; 2 jobs still running\n"
     assert state(shop) == "paused"
     assert "paused" in order(shop, "ls")
     shop.release("one")
@@ -61,9 +61,9 @@ def test_a_paused_worker_begins_nothing_and_others_take_the_rest(shop: Shop) -> 
 
     shop.worker("-c", "1", "--name", "other")
     assert pids.isdisjoint({job.result(timeout=30) for job in waiting})
-    assert order(shop, "pause", "mill") == "mill: paused; no job runs\n"
-    assert order(shop, "resume", "mill") == "mill: serves with 2 slots; no job runs\n"
-    assert order(shop, "pause", "other") == "other: paused; no job runs\n"
+    assert order(shop, "pause", "mill") == "mill: paused; no job is running\n"
+    assert order(shop, "resume", "mill") == "mill: serving with 2 slots; no job is running\n"
+    assert order(shop, "pause", "other") == "other: paused; no job is running\n"
     assert shop.tasks.pid.delay().result(timeout=30) in pids
     assert {name: worker["state"] for name, worker in workers(shop).items()} == {"mill": "serving", "other": "paused"}
     assert "paused: no job begins until `penstock workers resume mill`" in mill.output
@@ -90,7 +90,7 @@ def test_a_worker_that_drains_waits_for_its_jobs_without_a_limit(shop: Shop) -> 
     running = shop.tasks.begin_and_wait.delay("running")
     child = shop.pid_of("running")
     said = order(shop, "drain", "mill")
-    assert said == "mill: drains; 1 job runs on, and it exits after the last one\n"
+    assert said == "mill: draining; 1 job still running; exits after the last one\n"
     assert state(shop) == "draining"
     later = shop.tasks.pid.delay()
     # A drain can't be undone, and a second one is no second signal.
@@ -112,9 +112,9 @@ def test_a_stop_is_what_sigterm_is(shop: Shop) -> None:
     running = shop.tasks.begin_and_wait.delay("running")
     waiting = shop.tasks.pid.delay()
     child = shop.pid_of("running")
-    assert "mill: stops; 1 job runs on, for 59 s at most" in order(shop, "stop", "mill").replace("1 min 0 s", "59 s")
+    assert "mill: stopping; 1 job still running, for at most 59 s" in order(shop, "stop", "mill").replace("1 min 0 s", "59 s")
     # As an order may come twice, the second is no second signal, which would kill the job.
-    assert "mill: stops; 1 job runs on" in order(shop, "stop", "mill")
+    assert "mill: stopping; 1 job still running" in order(shop, "stop", "mill")
     assert state(shop) == "ending"
     shop.release("running")
     assert mill.wait(30) == 0, mill.output
@@ -139,16 +139,16 @@ def test_a_drain_that_takes_too_long_is_stopped_like_any_worker(shop: Shop, by_s
 
 def test_an_idle_worker_that_drains_or_stops_ends_at_once(shop: Shop) -> None:
     mill, other = start(shop, "mill", "other")
-    assert order(shop, "drain", "mill") == "mill: drains; no job runs\n"
-    assert order(shop, "stop", "other") == "other: stops; no job runs\n"
+    assert order(shop, "drain", "mill") == "mill: draining; no job is running\n"
+    assert order(shop, "stop", "other") == "other: stopping; no job is running\n"
     assert (mill.wait(30), other.wait(30)) == (0, 0)
 
 
 def test_orders_are_for_all_workers_or_for_those_that_are_named(shop: Shop) -> None:
     processes = start(shop, "mill", "loom")
     assert sorted(order(shop, "pause", "--all").splitlines()) == [
-        "loom: paused; no job runs",
-        "mill: paused; no job runs",
+        "loom: paused; no job is running",
+        "mill: paused; no job is running",
     ]
     said = json.loads(order(shop, "resume", "mill", "loom", "mill", "--json"))
     assert said == [
@@ -207,11 +207,11 @@ def test_a_worker_is_asked_few_things_at_a_time(shop: Shop) -> None:
         return [process for process in asking if process.returncode == 1]
 
     eventually(lambda: len(refused()) == 6, 30)
-    assert all("too many questions are under way" in process.output for process in refused())
+    assert all("too many questions are already on their way" in process.output for process in refused())
     # It goes on with its work, and answers those that were passed on.
     os.kill(mill.pid, signal.SIGCONT)
     assert sorted(process.wait(30) for process in asking) == [0] * 4 + [1] * 6
-    assert order(shop, "resume", "mill") == "mill: serves with 1 slot; no job runs\n"
+    assert order(shop, "resume", "mill") == "mill: serving with 1 slot; no job is running\n"
 
 
 def test_an_engine_that_passes_nothing_on_says_so(shop: Shop) -> None:

@@ -117,7 +117,7 @@ def test_more_slots_run_more_jobs_at_once_and_fewer_interrupt_none(resized: Resi
     resized.have_begun("a", "b", "c", "d", "e")
 
     said = resized.resize(kind.option, 1)
-    assert "mill: serves with 1 slot; 5 jobs run on" in said
+    assert "mill: serving with 1 slot; 5 jobs still running" in said
     later = resized.stay("f", "g", until="end")
     # Four end, and there is one slot, which is taken still: by those that run.
     resized.touch("go")

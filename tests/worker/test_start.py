@@ -100,7 +100,7 @@ def test_a_worker_that_is_told_another_broker_says_so(project: Project, by: str)
     worker = project.worker("thing", "-c", "1", *options, PENSTOCK_URL=environment)
     worker.wait_for_output("is connected and runs")
     assert f"slot from {other}; queues: default" in worker.output
-    assert f"the app's own broker is {own}, but this worker was told to serve {other}" in worker.output
+    assert f"the app's own broker is {own}, but this worker serves {other}" in worker.output
     # The same one in other words is no other one.
     same = project.worker("thing", "--burst", "--url", "local:own", PENSTOCK_URL="")
     assert same.wait(30) == 0, same.output

@@ -1,4 +1,5 @@
-//! Target of a command: `queue:mail`, and one day `task:…`, `key:…`, `name:…`. A bare word is a queue.
+//! Parses the target of a command: `queue:mail`, later also `task:…`, `key:…` and `name:…`. A bare word is a
+//! queue.
 
 use std::fmt;
 use std::str::FromStr;
@@ -35,7 +36,7 @@ impl Address {
         }
     }
 
-    /// Returns the address in full, as a program reads it.
+    /// Returns the full address, for programs.
     pub fn typed(&self) -> String {
         format!("{}:{}", self.kind_name(), self.name)
     }
@@ -45,14 +46,15 @@ impl Address {
         kind.map_or("", |(name, _)| name)
     }
 
-    /// Returns the queue that this names. `what` is the subject of the error for anything else, such as "a limit".
+    /// Returns the name of the queue. `what` is the subject of the error for any other address, such as "a
+    /// limit".
     pub fn queue(&self, what: &str) -> Result<&str, Failure> {
         match self.kind {
             Kind::Queue => Ok(&self.name),
             Kind::Task | Kind::Key | Kind::Name => Err(Failure::new(
                 NOT_OFFERED,
                 format!(
-                    "{what} of {self} is not offered yet: this version knows queues only, such as queue:mail; \
+                    "{what} of {self} is not offered yet: this version only accepts queues, such as queue:mail; \
                      nothing was changed"
                 ),
             )),
@@ -70,7 +72,7 @@ impl FromStr for Address {
                 Some((_, kind)) => (*kind, name),
                 None => {
                     return Err(format!(
-                        "there are queue:NAME, task:NAME, key:NAME and name:NAME; a queue of this name is queue:{}",
+                        "an address is queue:NAME, task:NAME, key:NAME or name:NAME; for a queue of this name, write queue:{}",
                         printable(text)
                     ));
                 }
@@ -86,7 +88,7 @@ impl FromStr for Address {
     }
 }
 
-/// For people: control characters are escaped.
+/// Shows the address to people: control characters are escaped.
 impl fmt::Display for Address {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "{}:{}", self.kind_name(), printable(&self.name))
@@ -118,7 +120,7 @@ mod tests {
         );
         check("key:7", "75 ");
         check("name:nightly", "75 ");
-        check("a:b", "there are queue:NAME");
+        check("a:b", "an address is queue:NAME");
         check("", "the name is empty");
         check("queue:", "the name is empty");
     }

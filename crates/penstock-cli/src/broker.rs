@@ -16,7 +16,7 @@ use crate::exit::{FAILED, Failure};
 use crate::remote::{BrokerArguments, find_socket, not_running, resolve, socket_url};
 use crate::text::{show, show_json};
 
-/// Time that a broker may take to put everything on disk and exit.
+/// Time that a broker has to write everything to disk and exit.
 const PATIENCE: Duration = Duration::from_secs(15);
 
 #[derive(Args)]
@@ -33,7 +33,7 @@ enum Command {
 
 #[derive(Args)]
 struct StopArguments {
-    /// The broker's directory, in place of a URL
+    /// Directory of the broker, in place of a URL
     path: Option<PathBuf>,
     #[command(flatten)]
     broker: BrokerArguments,
@@ -52,7 +52,7 @@ fn stop(arguments: &StopArguments) -> Result<(), Failure> {
     let path = match (&arguments.path, arguments.broker.address()?) {
         (Some(path), _) => path.clone(),
         (None, Address::Local(path)) => path,
-        // Such a broker says itself that this is not how it is stopped.
+        // Any other broker refuses with its own explanation.
         (None, _) => return arguments.broker.find()?.ask(Query::Stop).map(drop),
     };
     let paths = resolve(&path)?;
@@ -63,7 +63,7 @@ fn stop(arguments: &StopArguments) -> Result<(), Failure> {
         };
     };
     let broker = arguments_of(&socket).find()?;
-    // Only to tell of its workers: a broker that is older than this program is ended without.
+    // Needed only to count its workers: stopping a broker older than this program works without it.
     let status = broker.status_page(StatusQuery::first(1));
     let end = End::watch(&paths, &socket)?;
     broker.ask(Query::Stop)?;
@@ -71,7 +71,7 @@ fn stop(arguments: &StopArguments) -> Result<(), Failure> {
         return Err(Failure::new(
             FAILED,
             format!(
-                "the broker was told to stop, but still runs after {} s",
+                "the broker was asked to stop, but is still running after {} s",
                 PATIENCE.as_secs()
             ),
         ));
@@ -82,7 +82,7 @@ fn stop(arguments: &StopArguments) -> Result<(), Failure> {
     }
     let waiting = match workers {
         0 => String::new(),
-        1 => "; a worker waits until a client starts it again".to_owned(),
+        1 => "; one worker waits until a client starts it again".to_owned(),
         many => format!("; {many} workers wait until a client starts it again"),
     };
     show(&format!(
@@ -102,7 +102,7 @@ fn arguments_of(socket: &Path) -> BrokerArguments {
     }
 }
 
-/// Exit of a broker's process, watched from before it is told to stop.
+/// Exit of a broker's process, watched from before the order to stop.
 #[cfg(target_os = "linux")]
 struct End(Option<OwnedFd>);
 
@@ -110,7 +110,7 @@ struct End(Option<OwnedFd>);
 impl End {
     fn watch(_: &LocalPaths, socket: &Path) -> io::Result<Self> {
         use rustix::process::{PidfdFlags, pidfd_open};
-        // The kernel says which process listens there, whatever version of the protocol that speaks.
+        // The kernel reports the process that listens there, whatever version of the protocol it speaks.
         let broker = rustix::net::sockopt::socket_peercred(UnixStream::connect(socket)?)?;
         match pidfd_open(broker.pid, PidfdFlags::empty()) {
             Ok(process) => Ok(Self(Some(process))),
@@ -119,7 +119,7 @@ impl End {
         }
     }
 
-    /// Waits for the exit; `false`: the process still runs.
+    /// Waits for the exit; `false` if the process is still running.
     fn wait(self) -> io::Result<bool> {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
         let Some(process) = self.0 else {
@@ -134,7 +134,8 @@ impl End {
     }
 }
 
-/// Exit of a broker's process, where only children can be waited for: its lock is free afterwards.
+/// Exit of a broker's process, on systems where a process can only wait for its children. Watches the broker's
+/// lock instead, which is released at exit.
 #[cfg(not(target_os = "linux"))]
 struct End(Option<std::fs::File>);
 

@@ -1,4 +1,4 @@
-//! Asks before anything that can't be undone.
+//! Asks before anything irreversible.
 
 use std::io::{IsTerminal, Write, stderr, stdin};
 
@@ -8,20 +8,20 @@ use crate::exit::{FAILED, Failure, WRONG_CALL};
 
 #[derive(Args)]
 pub struct Confirm {
-    /// Don't ask
+    /// Don't ask for confirmation
     #[arg(short, long)]
     yes: bool,
 }
 
 impl Confirm {
-    /// Asks a person. Without a terminal, only `-y` is an answer.
+    /// Asks for confirmation. Without a terminal, only `-y` counts as an answer.
     pub fn ask(&self, question: &str) -> Result<(), Failure> {
         if self.yes {
             return Ok(());
         }
         if !stdin().is_terminal() {
             let text = format!(
-                "{question} There is no terminal to ask at: give -y to do it. Nothing was changed"
+                "{question} Nothing was changed: there is no terminal for the answer. Give -y to confirm"
             );
             return Err(Failure::new(WRONG_CALL, text));
         }

@@ -9,12 +9,12 @@ use crate::worker::python;
 
 #[derive(Args)]
 pub struct Arguments {
-    /// For the demo itself
+    /// Arguments of the demo itself
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<OsString>,
 }
 
-/// Replaces this process by Python, which runs the demo.
+/// Replaces this process with Python, which runs the demo.
 pub fn run(arguments: Arguments) -> Result<(), Failure> {
     let python = python();
     let error = Command::new(&python)

@@ -1,4 +1,4 @@
-//! Exit codes of a command, as main.rs and docs/cli.md list them.
+//! Defines the exit codes, as main.rs and docs/cli.md list them.
 
 use std::fmt::Display;
 use std::io::{Write, stderr};
@@ -21,7 +21,7 @@ pub const DISK_FAILED: u8 = 74;
 pub const NOT_OFFERED: u8 = 75;
 pub const UNUSABLE: u8 = penstock_directory::EXIT_UNUSABLE;
 
-/// Message for the user, and the exit code by which a program decides.
+/// Error message for the user, with the exit code that tells programs what happened.
 #[derive(Debug)]
 pub struct Failure {
     pub code: u8,
@@ -37,7 +37,7 @@ impl Failure {
     }
 
     pub fn report(&self) -> ExitCode {
-        // `eprintln!` panics where nobody can read it, and then the code would be wrong too.
+        // `eprintln!` panics when standard error can't be written, and the exit code would be wrong too.
         let message = printable_lines(&self.message);
         let _unread = writeln!(stderr(), "penstock: {message}");
         ExitCode::from(self.code)
@@ -68,23 +68,23 @@ impl From<Refusal> for Failure {
             Refusal::NotOffered(text) => (NOT_OFFERED, text),
             Refusal::DiskFull => (
                 FAILED,
-                "the broker's disk is nearly full: free some space on its machine".to_owned(),
+                "the broker's disk is nearly full; free some space on its machine".to_owned(),
             ),
             Refusal::NoSuchJob => (
                 FAILED,
-                "the broker holds no such job: it has ended, or it never was".to_owned(),
+                "the broker has no such job: it has ended, or never existed".to_owned(),
             ),
             Refusal::TooLate(state) => (
                 FAILED,
                 format!(
-                    "the job is {}, which is too late for that",
+                    "the job is already {}, so it is too late for that",
                     state_name(state)
                 ),
             ),
             Refusal::TooLarge(text) | Refusal::QueueFull(text) | Refusal::Invalid(text) => {
                 (FAILED, text)
             }
-            // No command sends what these answer.
+            // No command sends an operation that these refuse.
             Refusal::LeaseLost
             | Refusal::GuardFailed
             | Refusal::AlreadyExists
@@ -94,7 +94,7 @@ impl From<Refusal> for Failure {
     }
 }
 
-/// Returns the outcome of one order. An order that was sent again after a broken connection is done, too.
+/// Returns the outcome of one order. A duplicate, resent after a lost connection, counts as done.
 pub fn applied(receipt: Receipt) -> Result<Applied, Failure> {
     match receipt {
         Receipt::Applied(applied) => Ok(applied),
@@ -102,8 +102,8 @@ pub fn applied(receipt: Receipt) -> Result<Applied, Failure> {
         Receipt::Refused { why, .. } => Err(why.into()),
         Receipt::Unknown => Err(Failure::new(
             FAILED,
-            "the broker was out of reach for so long that it no longer knows this command: the order may have been \
-             carried out; look at it again",
+            "the broker was unreachable for so long that it no longer remembers this order. It may have been carried \
+             out: check before you repeat it",
         )),
     }
 }
@@ -151,19 +151,19 @@ impl From<ServerError> for Failure {
     }
 }
 
-/// Says that the directory of a local broker can't be used, and what to do where a permission is missing.
+/// Reports that the directory of a local broker can't be used, and how to fix a missing permission.
 pub fn cannot_use(directory: &Path, error: &std::io::Error) -> Failure {
     let mut text = format!("can't use {}: {error}", directory.display());
-    // Refusals of our own say it themselves.
+    // Penstock's own refusals already say what to do.
     let is_of_the_system = error.raw_os_error().is_some();
     if is_of_the_system && error.kind() == std::io::ErrorKind::PermissionDenied {
-        text += ". Give this user the permission to write there, or choose a directory of its own with \
+        text += ". Give this user permission to write there, or choose another directory with \
                  PENSTOCK_URL=local:PATH";
     }
     Failure::new(code_of_path(error), text)
 }
 
-/// Returns the exit code for an error of a path.
+/// Returns the exit code for an error about a path.
 fn code_of_path(error: &std::io::Error) -> u8 {
     match error {
         error if is_of_the_disk(error) => DISK_FAILED,
@@ -172,7 +172,7 @@ fn code_of_path(error: &std::io::Error) -> u8 {
     }
 }
 
-/// Whether a path or a permission is wrong, and stays so until somebody changes it.
+/// Whether a path or a permission is wrong and stays wrong until somebody changes it.
 fn is_wrong_place(error: &std::io::Error) -> bool {
     use std::io::ErrorKind as Kind;
     matches!(
@@ -181,7 +181,7 @@ fn is_wrong_place(error: &std::io::Error) -> bool {
     )
 }
 
-/// Whether the fault is the disk's, and not that of a path or a permission.
+/// Whether the disk is at fault, not a path or a permission.
 pub fn is_of_the_disk(error: &std::io::Error) -> bool {
     use rustix::io::Errno;
     let number = error.raw_os_error().map(Errno::from_raw_os_error);

@@ -1,4 +1,4 @@
-//! Failed jobs: listed, shown, retried and removed, one by one or all that a filter names.
+//! Lists, shows, retries and removes failed jobs: named ones, or all that match a filter.
 
 mod list;
 
@@ -27,30 +27,32 @@ pub struct Arguments {
 enum Command {
     /// List failed jobs, the newest last
     Ls(list::Arguments),
-    /// Show one failed job, with its errors and the traceback of each
+    /// Show one failed job, with the error and traceback of each attempt
     Show(job::ShowArguments),
-    /// Put failed jobs back into their queues, with all their retries
+    /// Put failed jobs back into their queues, with all their retries available again
     Retry(RetryArguments),
-    /// Forget failed jobs; their results stay
+    /// Remove failed jobs; their results are kept
     Rm(RemoveArguments),
 }
 
-/// Which failed jobs: those that fit all that is given.
+/// Filter for failed jobs; a job must match every field that is given.
 #[derive(Args, Clone)]
 struct FilterArguments {
-    /// Of this task
+    /// Only jobs of this task
     #[arg(long, value_name = "NAME")]
     task: Option<String>,
-    /// Of this queue
+    /// Only jobs of this queue
     #[arg(long, value_name = "QUEUE")]
     queue: Option<String>,
-    /// With an error of this class, in full as `penstock failed ls` shows it: ValueError, shop.Gone
+    /// Only jobs with an error of this class, by its full name as `penstock failed ls` shows it: ValueError,
+    /// shop.Gone
     #[arg(long, value_name = "CLASS")]
     error: Option<String>,
-    /// With the same error from the same place in the code: a number that `penstock failed ls --group` shows
+    /// Only jobs with the same error from the same place in the code: the number from `penstock failed ls
+    /// --group`
     #[arg(long, value_name = "NUMBER", value_parser = fingerprint)]
     fingerprint: Option<u64>,
-    /// Failed since then: 90s, 30m, 2h, 7d, or a time such as 2026-01-31T08:00:00Z
+    /// Only jobs that failed since then: 90s, 30m, 2h, 7d, or a time such as 2026-01-31T08:00:00Z
     #[arg(long, value_name = "WHEN", value_parser = past_moment)]
     since: Option<u64>,
 }
@@ -69,10 +71,10 @@ impl FilterArguments {
     }
 }
 
-/// The jobs that an order is for: some by name, or a filter, or all.
+/// Jobs that an order addresses: named ones, those of a filter, or all.
 #[derive(Args)]
 struct Chosen {
-    /// Jobs, by their ids
+    /// Ids of the jobs
     #[arg(value_name = "ID")]
     ids: Vec<MessageId>,
     #[command(flatten)]
@@ -86,7 +88,7 @@ struct Chosen {
 struct RetryArguments {
     #[command(flatten)]
     chosen: Chosen,
-    /// Put them into this queue, in place of the one that each came from
+    /// Put the jobs into this queue instead of the one that each came from
     #[arg(long, value_name = "QUEUE")]
     to: Option<String>,
     #[command(flatten)]
@@ -159,13 +161,11 @@ impl Order<'_> {
             }
             (true, true, false) | (true, false, true) => {}
             (true, false, false) => {
-                let text =
-                    "which jobs? Give their ids, a filter such as --task or --error, or --all";
+                let text = "no jobs given: give ids, a filter such as --task or --error, or --all";
                 return Err(Failure::new(WRONG_CALL, text));
             }
             _ => {
-                let text =
-                    "ids, a filter and --all each say which jobs are meant: give one of them";
+                let text = "give only one of these: ids, a filter, --all";
                 return Err(Failure::new(WRONG_CALL, text));
             }
         }
@@ -186,8 +186,8 @@ impl Order<'_> {
     }
 }
 
-/// Counts the jobs that match now, and narrows the filter to them: jobs that fail while somebody makes up their
-/// mind were not counted and are not meant.
+/// Counts the matching jobs, and narrows the filter to them. Jobs that fail while the user decides were not
+/// counted, so the order must not include them.
 fn count_matching(broker: &Broker, mut filter: Filter) -> Result<(u64, Filter), Failure> {
     let (mut matching, mut last_failed_at) = (0, 0);
     for_each(broker, filter.clone(), |job| {
@@ -198,7 +198,7 @@ fn count_matching(broker: &Broker, mut filter: Filter) -> Result<(u64, Filter), 
     Ok((matching, filter))
 }
 
-/// Shows every failed job that matches, in the order in which they failed.
+/// Calls `each` for every matching failed job, in the order in which they failed.
 fn for_each(
     broker: &Broker,
     filter: Filter,
@@ -223,12 +223,12 @@ pub fn failed_page(broker: &Broker, query: FailedQuery) -> Result<FailedPage, Fa
         penstock_message::Answer::Failed(page) => Ok(page),
         _ => Err(Failure::new(
             FAILED,
-            "the broker gave another answer than its failed jobs",
+            "the broker sent an unexpected answer instead of its failed jobs",
         )),
     }
 }
 
-/// Outcome of an order on failed jobs.
+/// Outcome of an order for failed jobs.
 #[derive(Default)]
 pub struct Outcome {
     done: u64,
@@ -236,7 +236,7 @@ pub struct Outcome {
     refused: Refused,
 }
 
-/// Gives an order for each of these jobs.
+/// Sends an order for each of these jobs.
 pub fn act_on_each(
     broker: &Broker,
     ids: &[MessageId],
@@ -249,7 +249,10 @@ pub fn act_on_each(
             Receipt::Refused {
                 why: Refusal::TooLate(state),
                 ..
-            } => Failure::new(FAILED, format!("it is {}, not failed", state_name(state))),
+            } => Failure::new(
+                FAILED,
+                format!("the job is {}, not failed", state_name(state)),
+            ),
             receipt => match crate::exit::applied(receipt) {
                 Ok(_) => {
                     outcome.done += 1;
@@ -275,7 +278,7 @@ impl Outcome {
         }
         if self.spared > 0 && !as_json {
             show(&format!(
-                "left {}: the unique key of each is another job's by now, or its queue is not known (give --to)\n",
+                "left {} alone: another job now has its unique key, or its queue is unknown (give --to)\n",
                 count(self.spared, "job")
             ))?;
         }
@@ -285,6 +288,6 @@ impl Outcome {
 
 fn fingerprint(text: &str) -> Result<u64, String> {
     u64::from_str_radix(text, 16).map_err(|_| {
-        "it is 16 hexadecimal digits, as `penstock failed ls --group` shows it".to_owned()
+        "give 16 hexadecimal digits, as `penstock failed ls --group` shows them".to_owned()
     })
 }

@@ -1,4 +1,4 @@
-//! Answers for people who know another queue's command line, or an earlier one of this program.
+//! Answers people who type another queue's command line, or an earlier one of this program.
 
 use std::io::{Write, stderr};
 use std::process::ExitCode;
@@ -7,7 +7,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use crate::exit::WRONG_CALL;
 
-/// Commands of other programs, and what to use here.
+/// Commands of other programs, with their replacement.
 const COMMANDS: &[(&[&str], &str)] = &[
     // Earlier names of this program.
     (
@@ -17,7 +17,7 @@ const COMMANDS: &[(&[&str], &str)] = &[
     (&["upgrade"], "it is `penstock journal upgrade DIR` now"),
     (
         &["stop"],
-        "it is `penstock broker stop` now; a worker is stopped by SIGTERM, Ctrl-C or `penstock workers stop NAME`",
+        "it is `penstock broker stop` now; stop a worker with SIGTERM, Ctrl-C or `penstock workers stop NAME`",
     ),
     // Celery.
     (
@@ -26,7 +26,7 @@ const COMMANDS: &[(&[&str], &str)] = &[
     ),
     (
         &["flower", "events"],
-        "`penstock status`, `penstock failed ls` and their --json show what goes on",
+        "`penstock status`, `penstock failed ls` and their --json show what is going on",
     ),
     (
         &["inspect", "report"],
@@ -38,18 +38,18 @@ const COMMANDS: &[(&[&str], &str)] = &[
     ),
     (
         &["multi"],
-        "workers are started by `penstock worker APP` and stopped by SIGTERM",
+        "start a worker with `penstock worker APP`, and stop it with SIGTERM",
     ),
     (
         &[
             "amqp", "call", "result", "migrate", "logtool", "enqueue", "schedule",
         ],
-        "jobs are enqueued from Python; `penstock job show ID` shows one",
+        "enqueue jobs from Python; `penstock job show ID` shows one",
     ),
     (&["revoke"], "it is `penstock job cancel ID`"),
     (
         &["list"],
-        "lists are `ls`: `penstock queue ls`, `failed ls`, `workflow ls`, `workers ls`",
+        "lists are called `ls`: `penstock queue ls`, `failed ls`, `workflow ls`, `workers ls`",
     ),
     (&["version"], "it is `penstock --version`"),
     // RQ.
@@ -76,7 +76,7 @@ const COMMANDS: &[(&[&str], &str)] = &[
     (&["limits"], "it is `penstock limit ls`"),
 ];
 
-/// Options of other programs, and what to use here.
+/// Options of other programs, with their replacement.
 const OPTIONS: &[(&[&str], &str)] = &[
     (
         &["-A", "--app"],
@@ -88,11 +88,11 @@ const OPTIONS: &[(&[&str], &str)] = &[
     ),
     (
         &["-P", "--pool", "--worker-class", "-w"],
-        "each of the `-c N` jobs at once runs in a process of its own; `--threads N` and `--async N` are for threads and `async def` tasks",
+        "`-c N` runs N jobs at once, each in its own process; `--threads N` and `--async N` are for threads and `async def` tasks",
     ),
     (
         &["-B", "--beat", "--with-scheduler", "-s", "--schedule"],
-        "schedules need no process and no option: the broker makes the jobs of `@app.periodic(...)`",
+        "schedules need no process or option: the broker makes the jobs of `@app.periodic(...)`",
     ),
     (
         &["--max-tasks-per-child", "--maxtasksperchild", "--max-jobs"],
@@ -100,7 +100,7 @@ const OPTIONS: &[(&[&str], &str)] = &[
     ),
     (
         &["--autoscale"],
-        "a worker has `-c N` processes, until `penstock workers resize NAME -c N` says otherwise",
+        "a worker has `-c N` processes, and `penstock workers resize NAME -c N` changes that",
     ),
     (
         &[
@@ -115,7 +115,7 @@ const OPTIONS: &[(&[&str], &str)] = &[
     (&["-b", "--broker"], "it is `--url URL`, or PENSTOCK_URL"),
     (
         &["-f", "--logfile"],
-        "logs go to standard error: redirect it where they should be",
+        "logs go to standard error; redirect it to a file",
     ),
     (
         &["-D", "--detach", "--pidfile", "--uid", "--gid"],
@@ -130,11 +130,11 @@ const OPTIONS: &[(&[&str], &str)] = &[
             "--without-heartbeat",
             "-O",
         ],
-        "there is nothing to switch on or off here: leave it out",
+        "this can't be switched on or off here; leave it out",
     ),
     (
         &["--prefetch-multiplier"],
-        "a worker takes as many jobs as keep its processes busy; a long job never holds back those behind it",
+        "a worker fetches enough jobs to keep its processes busy; a long job never holds up the jobs behind it",
     ),
     (
         &["-X", "--exclude-queues"],
@@ -142,16 +142,16 @@ const OPTIONS: &[(&[&str], &str)] = &[
     ),
     (
         &["--reload", "--watch", "--autoreload", "--dev"],
-        "a worker keeps the code that it has loaded: stop it and start it again. Reloading is not offered yet",
+        "a worker keeps the code that it loaded: stop it and start it again. Reloading is not supported yet",
     ),
     (&["--repair"], "it is `penstock journal repair DIR` now"),
     (&["--none"], "it is `penstock limit rm QUEUE` now"),
 ];
 
-/// Prints what is wrong with a command line, and how penstock does what was meant.
+/// Reports what is wrong with a command line, and names the penstock equivalent.
 pub fn report(error: &clap::Error) -> ExitCode {
     let Some(answer) = answer(error) else {
-        // Help and the version are such "errors" too; clap knows where each is to be printed.
+        // clap reports help and the version as "errors" too, and knows where to print each.
         let _unread = error.print();
         return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(WRONG_CALL));
     };
@@ -168,7 +168,7 @@ fn answer(error: &clap::Error) -> Option<String> {
     let Some(ContextValue::String(given)) = error.get(kind) else {
         return None;
     };
-    // `--pool=prefork` and `-linfo` are the same habits.
+    // Treats `--pool=prefork` and `-linfo` the same.
     let is_it = |name: &&str| {
         let name = *name;
         given == name
@@ -178,7 +178,7 @@ fn answer(error: &clap::Error) -> Option<String> {
     };
     let found = known.iter().find(|(names, _)| names.iter().any(is_it));
     if let Some((_, answer)) = found {
-        return Some(format!("there is no {given:?} here: {answer}"));
+        return Some(format!("penstock has no {given:?}: {answer}"));
     }
     let is_of_limit = kind == ContextKind::InvalidSubcommand
         && error
@@ -208,11 +208,11 @@ mod tests {
         check("penstock worker --app=shop", "first argument");
         check("penstock worker shop:app -l info", "--log-level");
         check("penstock worker shop:app --loglevel=info", "--log-level");
-        check("penstock worker shop:app --pool solo", "process of its own");
-        check("penstock worker shop:app -P gevent", "process of its own");
+        check("penstock worker shop:app --pool solo", "its own process");
+        check("penstock worker shop:app -P gevent", "its own process");
         check(
             "penstock worker shop:app -B",
-            "schedules need no process and no option",
+            "schedules need no process or option",
         );
         check(
             "penstock worker shop:app --max-tasks-per-child 10",

@@ -1,4 +1,4 @@
-//! Shows a job, and carries out orders for it. Its arguments and its result are never printed as they are.
+//! Shows jobs, and sends orders for them. Never prints the arguments or the result of a job as they are.
 
 mod cancel;
 
@@ -26,17 +26,17 @@ pub struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Show what the broker knows of a job
+    /// Show everything the broker knows about a job
     Show(ShowArguments),
-    /// Cancel jobs: those that wait end at once, those that run are asked to stop
+    /// Cancel jobs: waiting jobs end at once, running jobs are asked to stop
     Cancel(cancel::Arguments),
-    /// Put failed jobs back into their queues, with all their retries
+    /// Put failed jobs back into their queues, with all their retries available again
     Retry(RetryArguments),
 }
 
 #[derive(Args)]
 pub struct ShowArguments {
-    /// The job
+    /// Id of the job
     id: MessageId,
     #[command(flatten)]
     broker: BrokerArguments,
@@ -47,10 +47,10 @@ pub struct ShowArguments {
 
 #[derive(Args)]
 struct RetryArguments {
-    /// The jobs
+    /// Ids of the jobs
     #[arg(value_name = "ID", required = true)]
     ids: Vec<MessageId>,
-    /// Put them into this queue, in place of the one that each came from
+    /// Put the jobs into this queue instead of the one that each came from
     #[arg(long, value_name = "QUEUE")]
     to: Option<String>,
     #[command(flatten)]
@@ -79,7 +79,7 @@ fn show_any(arguments: &ShowArguments) -> Result<(), Failure> {
     Known::of(arguments)?.report(arguments)
 }
 
-/// Shows a failed job, and no other.
+/// Shows a failed job; refuses any other.
 pub fn show_failed(arguments: &ShowArguments) -> Result<(), Failure> {
     let known = Known::of(arguments)?;
     match &known.held {
@@ -87,7 +87,7 @@ pub fn show_failed(arguments: &ShowArguments) -> Result<(), Failure> {
         _ => Err(Failure::new(
             FAILED,
             format!(
-                "job {} is {}, and not among the failed jobs that are kept: `penstock job show` says more",
+                "job {} is {}, so it is not a failed job; `penstock job show` shows it",
                 arguments.id,
                 known.state()
             ),
@@ -95,13 +95,13 @@ pub fn show_failed(arguments: &ShowArguments) -> Result<(), Failure> {
     }
 }
 
-/// Records of one job at a broker: `held`, `ended` or both.
+/// Everything that a broker knows about one job: `held`, `ended` or both.
 struct Known {
     held: Option<MessageInfo>,
     ended: Option<Ended>,
-    /// Size of its arguments, where it is known.
+    /// Size of the job's arguments, if known.
     body_bytes: Option<u64>,
-    /// As the job's code tells it: [done, total or null, message].
+    /// Progress that the job's code reported: [done, total or null, message].
     progress: Option<Value>,
 }
 
@@ -109,7 +109,7 @@ impl Known {
     fn of(arguments: &ShowArguments) -> Result<Self, Failure> {
         let broker = arguments.broker.find()?;
         let id = arguments.id;
-        // In this order: a job that ends in between is found by its result.
+        // Query in this order: a job that ends in between is then found by its result.
         let held = broker.job(id)?;
         let ended = match broker.peek(Key::Result(id))? {
             KeyState::Present(value) => Some(value),
@@ -117,7 +117,7 @@ impl Known {
         };
         if held.is_none() && ended.is_none() {
             let text = format!(
-                "the broker knows no job {id}: it has ended and its result is not kept, or it never was"
+                "the broker has no job {id}: it has ended and its result was not kept, or it never existed"
             );
             return Err(Failure::new(FAILED, text));
         }
@@ -178,7 +178,8 @@ impl Known {
         held.or(run.map(|run| run.queue.as_str()))
     }
 
-    /// Why the broker ended it: a worker that died, a cancel, a purge. An error of the task is not text.
+    /// Returns the broker's reason for ending the job: a dead worker, a cancel, a purge. An error of the task
+    /// is not text.
     fn reason(&self) -> Option<String> {
         let ended = self.ended.as_ref()?;
         match ended.status {
@@ -248,7 +249,7 @@ impl Known {
         let retried = self.generation().filter(|generation| *generation > 0);
         line(
             "retried",
-            retried.map(|times| format!("{} after it had failed", count(times.into(), "time"))),
+            retried.map(|times| format!("{} after a failure", count(times.into(), "time"))),
         );
         line("why", self.reason().map(|reason| printable(&reason)));
         if let Some(held) = &self.held {
@@ -257,7 +258,7 @@ impl Known {
             line("enqueued", Some(moment(now, held.enqueued_at)));
             let due = held.due_at.filter(|_| held.state == MessageState::Delayed);
             let why = match Attempt::has_crashed(held) {
-                true => ", after the death of its process",
+                true => ", after its process died",
                 false => "",
             };
             line("due", due.map(|at| moment(now, at) + why));
@@ -302,7 +303,7 @@ impl Known {
     }
 }
 
-/// Asks for the size of a failed job's arguments. Only the list of failed jobs has it.
+/// Fetches the size of a failed job's arguments, which only the list of failed jobs has.
 fn failed_bytes(broker: &Broker, held: &MessageInfo) -> Result<Option<u64>, Failure> {
     let Some(failed) = &held.failed else {
         return Ok(None);
@@ -335,7 +336,7 @@ fn status_name(status: ValueStatus) -> &'static str {
         ValueStatus::Expired => "expired",
         ValueStatus::Crashed => "crashed",
         ValueStatus::Cancelled => "cancelled",
-        ValueStatus::Upstream => "cancelled by a job before it",
+        ValueStatus::Upstream => "cancelled by an earlier job's failure",
         ValueStatus::Replaced => "replaced",
         ValueStatus::Gathered => "gathered",
         ValueStatus::TimedOut => "timed out",

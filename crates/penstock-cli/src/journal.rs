@@ -1,4 +1,4 @@
-//! Commands on a broker's journal while the broker does not run.
+//! Implements the commands for a broker's journal while the broker is not running.
 
 use std::path::{Path, PathBuf};
 
@@ -19,10 +19,10 @@ pub struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Read all of a journal and change nothing
+    /// Read a whole journal and change nothing
     Check(Place),
-    /// Put a sound journal in the place of a damaged one: keeps all that can be read, lists what is gone,
-    /// and moves the damaged files to a directory inside the journal's
+    /// Replace a damaged journal by a sound one: keeps everything readable, lists the lost records, and moves
+    /// the damaged files to a directory inside the journal's
     Repair(Place),
     /// Convert a journal to the newest format, which older programs refuse
     Upgrade(Place),
@@ -30,7 +30,7 @@ enum Command {
 
 #[derive(Args)]
 struct Place {
-    /// A broker's directory, or the journal in it
+    /// A broker's directory, or the journal inside it
     directory: PathBuf,
 }
 
@@ -42,7 +42,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
 }
 
-/// A broker's directory has the journal in it.
+/// Returns the journal inside a broker's directory, or the directory itself.
 fn journal_in(directory: &Path) -> PathBuf {
     let inner = directory.join("journal");
     match inner.is_dir() {
@@ -51,7 +51,8 @@ fn journal_in(directory: &Path) -> PathBuf {
     }
 }
 
-/// Opening a journal to write makes directories; a name that is wrong should not become one of them.
+/// Opens the storage of an existing journal. Opening it for writing would create a directory for a mistyped
+/// name.
 fn open_existing(directory: &Path) -> Result<DiskStorage, Failure> {
     DiskStorage::open_existing(directory).map_err(|error| {
         let text = format!("can't look at {}: {error}", directory.display());

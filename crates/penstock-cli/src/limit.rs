@@ -15,9 +15,9 @@ pub struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// List what is limited
+    /// List the limits of all queues
     Ls(ListArguments),
-    /// Limit how much may wait in a queue, in place of its limits before
+    /// Set the limits of a queue, in place of its earlier ones
     Set(SetArguments),
     /// Remove the limits of a queue
     Rm(RemoveArguments),
@@ -36,13 +36,13 @@ struct ListArguments {
 struct SetArguments {
     /// The queue, such as mail or queue:mail
     address: Address,
-    /// How many jobs may wait in it, ready or delayed
+    /// Maximum number of waiting jobs, ready or delayed
     #[arg(long, value_name = "N")]
     max_length: Option<u64>,
-    /// How many bytes their arguments may have in all, such as 64M or 1G
+    /// Maximum total size of their arguments, such as 64M or 1G
     #[arg(long, value_name = "BYTES", value_parser = byte_count)]
     max_bytes: Option<u64>,
-    /// When it is full, refuse new jobs, or drop the oldest ones
+    /// When the queue is full, refuse new jobs or drop the oldest ones
     #[arg(long, value_name = "POLICY", value_enum, default_value_t = Policy::Reject)]
     overflow: Policy,
     #[command(flatten)]
@@ -92,9 +92,9 @@ fn list(arguments: &ListArguments) -> Result<(), Failure> {
         return show_json(&Value::Array(limits.collect()));
     }
     if queues.is_empty() {
-        return show("nothing is limited\n");
+        return show("no queue has a limit\n");
     }
-    let mut table = Table::new(&["WHAT", ">JOBS", ">BYTES", "OVERFLOW"]);
+    let mut table = Table::new(&["QUEUE", ">JOBS", ">BYTES", "OVERFLOW"]);
     for queue in &queues {
         let limits = &queue.limits;
         table.row(vec![

@@ -1,4 +1,4 @@
-//! `penstock queue ls` and `penstock workers ls`: the parts of the status that grow long.
+//! Lists the long parts of the status: `penstock queue ls` and `penstock workers ls`.
 
 use clap::{Args, Subcommand};
 use penstock_message::Status;
@@ -12,7 +12,7 @@ use crate::text::{show, show_json};
 
 #[derive(Subcommand)]
 pub enum QueueCommand {
-    /// List the queues, with their jobs and who serves them
+    /// List the queues, with their jobs and consumers
     Ls(Arguments),
 }
 

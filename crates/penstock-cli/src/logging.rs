@@ -1,4 +1,4 @@
-//! Target of the log: standard error, for people or as JSON, or a local broker's file.
+//! Sends the log to standard error (as text or JSON), or to a local broker's file.
 
 use std::fs::File;
 use std::io::{IsTerminal, stderr};
@@ -11,13 +11,13 @@ use tracing_subscriber::fmt::MakeWriter;
 
 #[derive(Args)]
 pub struct LogArguments {
-    /// Say more: one line for each event, as --log-level debug does
+    /// Log every event; the same as --log-level debug
     #[arg(short, long)]
     pub verbose: bool,
-    /// How much to say
+    /// How much to log
     #[arg(long, value_enum, default_value_t = LogLevel::Info, ignore_case = true, env = "PENSTOCK_LOG_LEVEL")]
     pub log_level: LogLevel,
-    /// For people, or one JSON object a line
+    /// Log text for people, or one JSON object per line
     #[arg(long, value_enum, default_value_t = LogFormat::Text, env = "PENSTOCK_LOG_FORMAT")]
     pub log_format: LogFormat,
 }
@@ -78,8 +78,8 @@ impl LogArguments {
             .with_writer(writer)
             .with_ansi(colours)
             .with_target(false)
-            // A line that can't be written (its reader has ended, the disk is full) is lost, and nothing
-            // else. It would be reported on standard error, which mostly is what has just failed: then the
+            // A line that can't be written (its reader exited, the disk is full) is lost, with no other effect.
+            // The default would report it on standard error, which is usually the output that just failed. That
             // report panics, and a broker that panics aborts.
             .log_internal_errors(false);
         match self.log_format {

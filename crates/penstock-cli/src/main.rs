@@ -39,13 +39,13 @@ Exit codes:
   2   the command line is wrong
   3   worker: the app can't be loaded
   4   worker: a second signal came, and running jobs were handed back
-  5   worker: the limit of memory is below what the loaded app takes
-  6   another broker has the directory
+  5   worker: the memory limit is below what the loaded app needs
+  6   another broker is using the directory
   65  the journal is damaged
-  69  no broker is running or can be reached
+  69  no broker is running, or it can't be reached
   74  server: the disk failed; everything confirmed is kept
-  75  this broker does not offer that
-  78  a path, a permission, a token, a name or the format of the journal is wrong
+  75  this broker does not support that
+  78  a path, permission, token, name or journal format is wrong
 ";
 
 /// A task queue for Python: durable by default, and fast.
@@ -60,33 +60,33 @@ struct Cli {
 enum Command {
     /// Run the jobs of an app
     Worker(worker::Arguments),
-    /// Look at the workers of a broker; pause, resize, drain or stop them
+    /// Show running workers; pause, resize, drain or stop them
     #[command(subcommand)]
     Workers(workers::WorkersCommand),
-    /// Run a broker of its own, for clients on this machine or others
+    /// Run a standalone broker for clients on this machine or others
     Server(server::Arguments),
     /// Show queues, workers and the broker's health
     Status(status::Arguments),
     /// Check that a broker answers
     Ping(ping::Arguments),
-    /// Look at the queues of a broker
+    /// Show the queues of a broker
     #[command(subcommand)]
     Queue(lists::QueueCommand),
-    /// Drop everything that waits in a queue
+    /// Drop all waiting jobs of a queue
     Purge(purge::Arguments),
-    /// Limit how much may wait in a queue
+    /// Limit the number and size of a queue's waiting jobs
     Limit(limit::Arguments),
-    /// Begin no more jobs of a queue
+    /// Stop starting jobs of a queue
     Pause(pause::Arguments),
-    /// Begin the jobs of a paused queue again
+    /// Start the jobs of a paused queue again
     Resume(pause::Arguments),
-    /// Look into one job, cancel or retry it
+    /// Show, cancel or retry a job
     Job(job::Arguments),
-    /// Look into failed jobs, retry or forget them
+    /// Show, retry or remove failed jobs
     Failed(failed::Arguments),
-    /// Look at schedules, pause, resume, run, reset or remove them
+    /// Show, add or edit schedules; pause, resume, run, reset or remove them
     Schedule(schedule::Arguments),
-    /// Look at workflows, cancel or retry them
+    /// Show, draw, cancel or retry workflows
     Workflow(workflow::Arguments),
     /// Check, repair or upgrade a journal on disk
     Journal(journal::Arguments),
@@ -172,7 +172,7 @@ mod tests {
         }
     }
 
-    /// Checks a promise to scripts: a shared option means the same for every command.
+    /// Checks a promise to scripts: a shared option means the same in every command.
     #[test]
     fn options_that_are_shared_are_the_same_everywhere() {
         let mut seen = std::collections::BTreeMap::new();

@@ -1,16 +1,16 @@
-//! Chooses the allocator of this program.
+//! Selects the allocator of this program.
 //!
-//! Most of it is small and short-lived, and mimalloc is quicker with that: a broker spends 2.0 µs on
-//! the delivery and settlement of a job, where it spent 2.7 with glibc alone. But tables that grow to
-//! hundreds of megabytes are the system's: glibc grows them by moving pages (`mremap`), where mimalloc
-//! copies them into pages that must be zeroed first, which made bulk enqueues cost 2.5 µs, not 1.0.
+//! Most blocks are small and short-lived, and mimalloc is faster with those: a broker spends 2.0 µs on the
+//! delivery and settlement of a job, where it spent 2.7 with glibc alone. But the system allocates tables that
+//! grow to hundreds of megabytes. glibc grows them by moving pages (`mremap`). mimalloc copies them into pages
+//! that must be zeroed first, which made bulk enqueues cost 2.5 µs instead of 1.0.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ptr;
 
 use mimalloc::MiMalloc;
 
-/// Size from which memory comes from the system. glibc maps blocks of this size separately.
+/// Size from which the system's allocator is used. glibc maps blocks of this size separately.
 const LARGE_BYTES: usize = 128 << 10;
 
 #[global_allocator]
@@ -18,14 +18,14 @@ static MEMORY: BySize = BySize;
 
 struct BySize;
 
-/// Gives memory back to the system that this thread has freed, and that the allocators keep for it.
+/// Returns freed memory of this thread, which the allocators still keep, to the system.
 pub fn give_back() {
     unsafe extern "C" {
         fn mi_collect(force: bool);
         #[cfg(all(target_os = "linux", target_env = "gnu"))]
         fn malloc_trim(kept: usize) -> std::ffi::c_int;
     }
-    // SAFETY: functions of the two allocators, which any thread may call at any time.
+    // SAFETY: these functions of the two allocators may be called by any thread at any time.
     unsafe {
         mi_collect(true);
         #[cfg(all(target_os = "linux", target_env = "gnu"))]
@@ -37,7 +37,7 @@ fn is_large(bytes: usize) -> bool {
     bytes >= LARGE_BYTES
 }
 
-// SAFETY: both allocators keep the contract, and the size in a block's layout says whose it is.
+// SAFETY: both allocators keep the contract, and the size in a block's layout tells which one owns it.
 unsafe impl GlobalAlloc for BySize {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         match is_large(layout.size()) {
@@ -64,7 +64,7 @@ unsafe impl GlobalAlloc for BySize {
         match (is_large(layout.size()), is_large(bytes)) {
             (true, true) => unsafe { System.realloc(block, layout, bytes) },
             (false, false) => unsafe { MiMalloc.realloc(block, layout, bytes) },
-            // It changes hands.
+            // The block moves from one allocator to the other.
             _ => unsafe {
                 let moved = self.alloc(Layout::from_size_align_unchecked(bytes, layout.align()));
                 if !moved.is_null() {

@@ -1,4 +1,4 @@
-//! Times, as people write and read them.
+//! Parses and formats times for people.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -6,17 +6,16 @@ use jiff::{Span, SpanRelativeTo, Timestamp, Unit};
 
 use crate::text::duration_ms;
 
-/// Milliseconds since 1970 by this machine's clock.
+/// Returns milliseconds since 1970 by this machine's clock.
 pub fn now_ms() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     now.map_or(0, |since| since.as_millis() as u64)
 }
 
-/// Reads a moment that has passed: so long ago (`90s`, `30m`, `2h`, `7d`, `1d 12h`), or a time with its zone.
+/// Reads a past moment: an age (`90s`, `30m`, `2h`, `7d`, `1d 12h`), or a time with its zone.
 pub fn past_moment(text: &str) -> Result<u64, String> {
     moment_before(text, now_ms()).ok_or_else(|| {
-        "give how long ago, such as 90s, 30m, 2h or 7d, or a time such as 2026-01-31T08:00:00Z"
-            .to_owned()
+        "give an age such as 90s, 30m, 2h or 7d, or a time such as 2026-01-31T08:00:00Z".to_owned()
     })
 }
 
@@ -27,23 +26,22 @@ fn moment_before(text: &str, now_ms: u64) -> Option<u64> {
     Some(now_ms.saturating_sub(span_ms(text)?))
 }
 
-/// Reads a moment to come: in so long (`90s`, `30m`, `1d 12h`), or a time with its zone.
+/// Reads a future moment: a delay (`90s`, `30m`, `1d 12h`), or a time with its zone.
 pub fn coming_moment(text: &str) -> Result<u64, String> {
     let at = match text.parse::<Timestamp>() {
         Ok(time) => u64::try_from(time.as_millisecond()).ok(),
         Err(_) => span_ms(text).map(|ms| now_ms().saturating_add(ms)),
     };
     at.ok_or_else(|| {
-        "give in how long, such as 90s, 30m or 2h, or a time such as 2030-01-31T08:00:00Z"
-            .to_owned()
+        "give a delay such as 90s, 30m or 2h, or a time such as 2030-01-31T08:00:00Z".to_owned()
     })
 }
 
-/// Reads a time that something takes: `90s`, `30m`, `12h`, `1d 12h`.
+/// Reads a duration: `90s`, `30m`, `12h`, `1d 12h`.
 pub fn duration(text: &str) -> Result<Duration, String> {
     match span_ms(text) {
         Some(ms) if ms > 0 => Ok(Duration::from_millis(ms)),
-        _ => Err("give a time with its unit, such as 90s, 30m or 12h".to_owned()),
+        _ => Err("give a duration with its unit, such as 90s, 30m or 12h".to_owned()),
     }
 }
 
@@ -54,12 +52,12 @@ fn span_ms(text: &str) -> Option<u64> {
     (ms >= 0.0).then_some(ms as u64)
 }
 
-/// `3 min 20 s ago`; clocks of two machines may differ, so nothing is in the future.
+/// Formats an age, such as `3 min 20 s ago`. Clocks of two machines may differ, so nothing is in the future.
 pub fn ago(now_ms: u64, then_ms: u64) -> String {
     format!("{} ago", duration_ms(now_ms.saturating_sub(then_ms)))
 }
 
-/// A time in UTC to the second, with how long ago that is.
+/// Formats a time in UTC to the second, with its age.
 pub fn moment(now_ms: u64, then_ms: u64) -> String {
     let time = i64::try_from(then_ms)
         .ok()

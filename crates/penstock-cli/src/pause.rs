@@ -1,4 +1,4 @@
-//! `pause` and `resume`: whether workers are given the jobs of a queue.
+//! Implements `pause` and `resume`: whether workers receive the jobs of a queue.
 
 use clap::Args;
 use penstock_message::{Op, StatusQuery};
@@ -30,8 +30,8 @@ pub fn pause(arguments: &Arguments) -> Result<(), Failure> {
         arguments,
         true,
         match unknown {
-            true => "paused; no job was ever sent there",
-            false => "paused: no job of it begins, and running jobs go on",
+            true => "paused; this queue has never had a job",
+            false => "paused: no new job starts, and running jobs continue",
         },
     )
 }
@@ -45,7 +45,7 @@ pub fn resume(arguments: &Arguments) -> Result<(), Failure> {
     report(arguments, false, "resumed")
 }
 
-/// Returns whether the broker did not know the queue.
+/// Returns whether the broker had not seen the queue before.
 fn run(arguments: &Arguments, queue: String, op: Op) -> Result<bool, Failure> {
     let broker = arguments.broker.find()?;
     let page = broker.status_page(StatusQuery::of_queues(vec![queue]))?;

@@ -17,7 +17,7 @@ pub struct Arguments {
     json: bool,
 }
 
-/// Fails unless a broker runs, lets this client in and answers within 5 s.
+/// Fails unless a broker is running, accepts this client and answers within 5 s.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let began = Instant::now();
     let broker = arguments.broker.find()?;
@@ -31,7 +31,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
             "took_ms": took_ms,
         })),
         false => show(&format!(
-            "{} answers after {took_ms:.1} ms (pid {}, penstock {})\n",
+            "{} answered in {took_ms:.1} ms (pid {}, penstock {})\n",
             printable(&broker.shown),
             process.pid,
             printable(&process.version),

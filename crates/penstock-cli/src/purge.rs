@@ -8,13 +8,13 @@ use crate::exit::{FAILED, Failure};
 use crate::remote::{Broker, BrokerArguments};
 use crate::text::{count, printable, show, show_json};
 
-/// Number of queues to name when the one asked for does not exist.
+/// Number of queues to name when the given one does not exist.
 const KNOWN: u32 = 20;
 
 #[derive(Args)]
 pub struct Arguments {
-    /// The queue to empty, such as mail or queue:mail. Running and failed jobs are left alone; the results of
-    /// the others become `cancelled`
+    /// Queue to empty, such as mail or queue:mail. Running and failed jobs are left alone; the results of the
+    /// others become `cancelled`
     address: Address,
     #[command(flatten)]
     broker: BrokerArguments,
@@ -48,7 +48,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
 }
 
-/// Returns the number of jobs that wait in a queue, which must exist.
+/// Returns the number of waiting jobs in a queue, which must exist.
 pub fn waiting_in(broker: &Broker, queue: &str) -> Result<u64, Failure> {
     let page = broker.status_page(StatusQuery::of_queues(vec![queue.to_owned()]))?;
     if let Some(found) = page.status.queues.first() {
@@ -65,8 +65,8 @@ pub fn waiting_in(broker: &Broker, queue: &str) -> Result<u64, Failure> {
     queues.truncate(KNOWN as usize);
     let names: Vec<String> = queues.iter().map(|queue| printable(&queue.name)).collect();
     let known = match names.is_empty() {
-        true => "it has none yet".to_owned(),
-        false => format!("there are {}{more}", names.join(", ")),
+        true => "it has no queues yet".to_owned(),
+        false => format!("its queues are {}{more}", names.join(", ")),
     };
     let queue = printable(queue);
     Err(Failure::new(

@@ -1,4 +1,4 @@
-//! Record of a failed attempt by its worker, as `python/penstock/_values/envelope.py` writes it.
+//! Reads the record of a failed attempt, as `python/penstock/_values/envelope.py` writes it.
 
 use penstock_message::MessageInfo;
 use serde::Deserialize;
@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 /// Attempt that failed or crashed.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Attempt {
-    /// Counts from 1. An attempt that crashed is begun again under the same number.
+    /// Number from 1. A crashed attempt is started again under the same number.
     pub number: u64,
-    /// The error's type in full and its message, or the reason of a crash.
+    /// Full type and message of the error, or the reason of a crash.
     pub error: String,
     /// Empty for a crash.
     pub traceback: String,
@@ -19,7 +19,7 @@ pub struct Attempt {
 }
 
 impl Attempt {
-    /// Returns the attempts that a job has behind it, oldest first.
+    /// Returns the past attempts of a job, oldest first.
     pub fn all_of(job: &MessageInfo) -> Vec<Self> {
         let mut number = 1;
         let attempt_of = |note: &bytes::Bytes| {
@@ -32,21 +32,21 @@ impl Attempt {
         job.notes.iter().map(attempt_of).collect()
     }
 
-    /// Whether the last attempt of a job ended in a crash: then its note is the broker's own text.
+    /// Whether the last attempt of a job ended in a crash. Its note is then the broker's own text.
     pub fn has_crashed(job: &MessageInfo) -> bool {
         let last = job.notes.last().filter(|_| job.crashes > 0);
         last.is_some_and(|note| note.first().is_none_or(|first| first & 0xf0 != 0x90))
     }
 
-    /// Reads a record or text. No text in UTF-8 begins with the byte of a msgpack array: anything else is the
-    /// broker's own text.
+    /// Reads a record or text. No UTF-8 text begins with the first byte of a msgpack array, so anything else is
+    /// the broker's own text.
     fn read(note: &[u8], number: u64) -> Self {
         let is_record = note.first().is_some_and(|first| first & 0xf0 == 0x90);
         let record = is_record
             .then(|| rmp_serde::from_slice::<Vec<Part>>(note).ok())
             .flatten();
         match record.as_deref() {
-            // A newer worker may add more.
+            // A newer worker may add fields.
             Some(
                 [
                     Part::Text(module),
@@ -80,7 +80,7 @@ impl Attempt {
                 number,
                 error: match is_record {
                     true => {
-                        "a worker of another version wrote something that this program can't read"
+                        "this program can't read the record: it was written by a worker of another version"
                             .to_owned()
                     }
                     false => String::from_utf8_lossy(note).into_owned(),

@@ -1,4 +1,4 @@
-//! Orders for several jobs or workflows at once, some of which were refused.
+//! Reports orders for several jobs or workflows, some of which were refused.
 
 use penstock_message::MessageId;
 use serde_json::{Value, json};
@@ -14,7 +14,7 @@ pub fn as_json(refused: &Refused) -> Value {
         .collect()
 }
 
-/// Fails if any was refused, with a line for each. `done` is what was not done, such as "cancelled".
+/// Fails if any order was refused, with one line for each. `done` is the participle, such as "cancelled".
 pub fn report(refused: &Refused, done: &str) -> Result<(), Failure> {
     let Some((_, first)) = refused.first() else {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Sends one query or order to a broker that runs already: these commands start none.
+//! Sends queries and orders to a running broker. These commands never start one.
 
 use std::io::{Write, stderr};
 use std::os::unix::net::UnixStream;
@@ -20,7 +20,7 @@ use penstock_message::{
 use crate::exit::{FAILED, Failure, NO_BROKER, WRONG_CALL, applied, cannot_use};
 use crate::text::count;
 
-/// How long a broker may take to answer.
+/// Time that a broker has to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 #[derive(Args)]
@@ -32,13 +32,13 @@ pub struct BrokerArguments {
 
 pub const DEFAULT_URL: &str = "local:.penstock";
 
-/// Interval of asking a broker how far an operation has come: at first, and at most.
+/// First and longest interval between two queries for an operation's progress.
 const FIRST_LOOK: Duration = Duration::from_millis(2);
 const LONGEST_LOOK: Duration = Duration::from_millis(250);
-/// Interval of telling a person who waits for an operation how far it has come.
+/// Interval between progress lines for a person who waits for an operation.
 const TELL_EVERY: Duration = Duration::from_secs(5);
 
-/// A connection to a broker, and what to call it.
+/// Connection to a broker, with the name to show for it.
 pub struct Broker {
     driver: Arc<dyn Driver>,
     pub shown: String,
@@ -49,7 +49,7 @@ impl BrokerArguments {
         address_of(self.named())
     }
 
-    /// An empty PENSTOCK_URL names none, for programs and workers as well.
+    /// Returns the URL. An empty PENSTOCK_URL counts as unset, as in programs and workers.
     fn named(&self) -> &str {
         match self.url.as_str() {
             "" => DEFAULT_URL,
@@ -57,7 +57,7 @@ impl BrokerArguments {
         }
     }
 
-    /// Finds the broker. Fails with a clear message when a local one does not run.
+    /// Finds the broker. Fails with a clear message when a local one is not running.
     pub fn find(&self) -> Result<Broker, Failure> {
         let (url, shown) = match self.address()? {
             Address::Local(path) => {
@@ -82,7 +82,7 @@ impl BrokerArguments {
     }
 }
 
-/// Reads a URL. A memory broker is part of another process, so no command can reach it.
+/// Parses a URL. A memory broker is part of another process, so no command can reach it.
 pub fn address_of(url: &str) -> Result<Address, Failure> {
     match url.parse() {
         Ok(Address::Memory(_)) => Err(Failure::new(WRONG_CALL, in_second_process())),
@@ -100,7 +100,7 @@ impl Broker {
         }
     }
 
-    /// Has the broker pass questions on to workers, and returns their replies in the same order.
+    /// Asks the broker to relay questions to workers, and returns the replies in the same order.
     pub fn relay(
         &self,
         asks: Vec<AskQuery>,
@@ -115,14 +115,14 @@ impl Broker {
             self.driver.query(Query::Ask(ask), deadline, done);
             ended
         });
-        // All are asked before the first is waited for.
+        // Send all questions before waiting for the first reply.
         let replies: Vec<_> = replies.collect();
         let replies = replies.into_iter().map(|ended| match ended.recv() {
             Ok(Ok(Answer::Asked(reply))) => Ok(reply),
             Ok(Ok(Answer::Refused(why))) => Err(Failure::new(FAILED, why)),
             Ok(Ok(_)) => Err(Failure::new(
                 FAILED,
-                "the broker gave another answer than a worker's",
+                "the broker sent an unexpected answer instead of a worker's reply",
             )),
             Ok(Err(error)) => Err(error.into()),
             Err(_) => Err(no_answer()),
@@ -135,34 +135,34 @@ impl Broker {
         wait_for(|done| self.driver.probe(deadline(), done))
     }
 
-    /// Asks for a page of the status.
+    /// Fetches one page of the status.
     pub fn status_page(&self, query: StatusQuery) -> Result<StatusPage, Failure> {
         match self.ask(Query::Status(query))? {
             Answer::Status(page) => Ok(page),
             _ => Err(Failure::new(
                 FAILED,
-                "the broker gave another answer than its status",
+                "the broker sent an unexpected answer instead of its status",
             )),
         }
     }
 
-    /// Asks for the status with all queues and workers.
+    /// Fetches the status with all queues and workers.
     pub fn status(&self) -> Result<Status, Failure> {
         Status::collect(|page| self.status_page(page))
     }
 
-    /// Asks for a job; `None`: the broker holds none of this id.
+    /// Looks up a job; `None` if the broker has none with this id.
     pub fn job(&self, id: MessageId) -> Result<Option<MessageInfo>, Failure> {
         match self.ask(Query::Message(id))? {
             Answer::Message(info) => Ok(info),
             _ => Err(Failure::new(
                 FAILED,
-                "the broker gave another answer than a job",
+                "the broker sent an unexpected answer instead of a job",
             )),
         }
     }
 
-    /// Asks for the progress of a running job; `None` also where the broker keeps none.
+    /// Fetches the progress of a running job; `None` also when the broker has none.
     pub fn progress(&self, id: MessageId) -> Option<serde_json::Value> {
         match self.ask(Query::Progress(id)) {
             Ok(Answer::Progress(Some(body))) => serde_json::from_slice(&body).ok(),
@@ -170,7 +170,7 @@ impl Broker {
         }
     }
 
-    /// Asks for the present state of a key.
+    /// Fetches the present state of a key.
     pub fn peek(&self, key: Key) -> Result<KeyState, Failure> {
         let (told, answer) = channel();
         let sink = Arc::new(Peek(Mutex::new(told)));
@@ -180,15 +180,12 @@ impl Broker {
             Ok(Peeked::Failed(error)) => Err(error.into()),
             Ok(Peeked::TimedOut) | Err(_) => Err(Failure::new(
                 NO_BROKER,
-                format!(
-                    "the broker has not answered within {} s",
-                    PATIENCE.as_secs()
-                ),
+                format!("the broker did not answer within {} s", PATIENCE.as_secs()),
             )),
         }
     }
 
-    /// Carries out operations one by one, as durably as the engine can: each has a receipt of its own.
+    /// Carries out operations one by one, as durably as the engine can. Returns a receipt for each.
     pub fn commit_each(&self, ops: Vec<Op>) -> Result<Vec<Receipt>, Failure> {
         let expected = ops.len();
         let txs = ops.into_iter().map(|op| Tx::from(vec![op])).collect();
@@ -207,10 +204,10 @@ impl Broker {
         )
     }
 
-    /// Decides an operation on many jobs and waits until it is over.
+    /// Carries out an operation on many jobs, and waits until it is complete.
     pub fn carry_out(&self, op: Op) -> Result<OperationStatus, Failure> {
         let Some(operation) = self.commit(op)?.operation else {
-            // There was nothing to do.
+            // Nothing matched.
             return Ok(OperationStatus::default());
         };
         let mut pause = FIRST_LOOK;
@@ -219,7 +216,7 @@ impl Broker {
             let status = match self.ask(Query::Operation(operation))? {
                 Answer::Operation(Some(status)) => status,
                 _ => {
-                    let text = "the broker no longer says how far the operation has come: it is decided, and goes on";
+                    let text = "the broker no longer reports the progress of this operation; the operation is recorded and continues";
                     return Err(Failure::new(FAILED, text));
                 }
             };
@@ -229,10 +226,10 @@ impl Broker {
             if Instant::now() >= tell_at {
                 tell_at = Instant::now() + TELL_EVERY;
                 let done = count(status.done, "job");
-                // The order is on the broker's disk: ending this command does not end it.
+                // The broker has stored the order, so stopping this command does not stop it.
                 let _unread = writeln!(
                     stderr(),
-                    "{done} done so far; it goes on without this command, too"
+                    "{done} done so far; stopping this command does not stop the operation"
                 );
             }
             std::thread::sleep(pause);
@@ -247,13 +244,13 @@ enum Peeked {
     TimedOut,
 }
 
-/// Passes on the first state that a driver reports of a key.
+/// Passes on the first state that a driver reports for a key.
 struct Peek(Mutex<Sender<Peeked>>);
 
 impl Peek {
     fn tell(&self, peeked: Peeked) {
         if let Ok(told) = self.0.lock() {
-            // What comes after the first concerns nobody.
+            // Only the first report counts.
             let _unheard = told.send(peeked);
         }
     }
@@ -292,7 +289,7 @@ fn deadline() -> Instant {
 fn wait_for<T: Send + 'static>(call: impl FnOnce(Done<T>)) -> Result<T, Failure> {
     let (done, ended) = channel();
     call(Box::new(move |outcome: Result<T, DriverError>| {
-        // Nobody waits any more when this process ends.
+        // Sending fails only when this process is about to exit.
         let _unheard = done.send(outcome);
     }));
     match ended.recv() {
@@ -302,7 +299,7 @@ fn wait_for<T: Send + 'static>(call: impl FnOnce(Done<T>)) -> Result<T, Failure>
 }
 
 fn no_answer() -> Failure {
-    Failure::new(FAILED, "the connection ended without an answer")
+    Failure::new(FAILED, "the connection was closed without an answer")
 }
 
 pub fn token_from_environment() -> Option<String> {
@@ -315,12 +312,12 @@ pub fn resolve(path: &Path) -> Result<LocalPaths, Failure> {
     LocalPaths::resolve(path).map_err(|error| {
         Failure::new(
             FAILED,
-            format!("local:{} names no directory: {error}", path.display()),
+            format!("can't use local:{} as a directory: {error}", path.display()),
         )
     })
 }
 
-/// Returns the socket on which a broker of the directory listens, if one does.
+/// Returns the socket of the directory's broker, if one is listening.
 pub fn find_socket(paths: &LocalPaths) -> Result<Option<PathBuf>, Failure> {
     match paths.connect(|path| UnixStream::connect(path)) {
         Ok((_, socket)) => Ok(Some(socket.to_path_buf())),

@@ -1,4 +1,4 @@
-//! Schedules: added and changed, listed, shown, paused, resumed, run at once, reset and removed.
+//! Adds, changes, lists, shows, pauses, resumes, runs, resets and removes schedules.
 
 mod change;
 
@@ -15,7 +15,7 @@ use crate::moment::{moment, now_ms};
 use crate::remote::{Broker, BrokerArguments};
 use crate::text::{Table, duration_ms, printable, shortened, show, show_json};
 
-/// Coming times that `show` lists.
+/// Number of upcoming times that `show` lists.
 const TIMES: u32 = 5;
 const NAME_WIDTH: usize = 60;
 
@@ -29,27 +29,27 @@ pub struct Arguments {
 enum Command {
     /// List schedules with their next times
     Ls(ListArguments),
-    /// Show one schedule: its times, its last job, what was skipped
+    /// Show one schedule: its times, its last job, skipped times
     Show(OneArguments),
-    /// Add a schedule: its task, and its times
+    /// Add a schedule, by its task and its times
     Add(AddArguments),
-    /// Change the times of a schedule, and nothing of its jobs
+    /// Change the times of a schedule; its task and arguments stay
     Edit(EditArguments),
-    /// Make no more jobs until a resume; times that come meanwhile are not missed
+    /// Start no more jobs until resumed; times that pass meanwhile don't count as missed
     Pause(OneArguments),
-    /// Go on with the times from now
+    /// Continue with the times from now on
     Resume(OneArguments),
-    /// Make a job at once; the times stay as they are
+    /// Enqueue a job now; the times stay as they are
     Run(OneArguments),
-    /// Go back to what the code declares: takes back a pause, and what was set by hand
+    /// Return to what the code declares: undoes a pause and changes made by hand
     Reset(OneArguments),
-    /// Remove a schedule; a worker whose code declares it brings it back when it starts
+    /// Remove a schedule; a worker whose code declares it adds it again when it starts
     Rm(OneArguments),
 }
 
 #[derive(Args)]
 struct ListArguments {
-    /// List the schedules of this app only
+    /// List only the schedules of this app
     #[arg(long, value_name = "NAME")]
     app: Option<String>,
     #[command(flatten)]
@@ -61,10 +61,10 @@ struct ListArguments {
 
 #[derive(Args)]
 struct OneArguments {
-    /// The schedule
+    /// Name of the schedule
     #[arg(value_name = "NAME")]
     name: String,
-    /// Its app, where several have a schedule of this name
+    /// App of the schedule, if several apps have one with this name
     #[arg(long, value_name = "NAME")]
     app: Option<String>,
     #[command(flatten)]
@@ -82,9 +82,9 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         Command::Edit(arguments) => change::edit(arguments),
         Command::Pause(arguments) => arguments.order(ScheduleStep::Pause, "paused"),
         Command::Resume(arguments) => arguments.order(ScheduleStep::Resume, "resumed"),
-        Command::Run(arguments) => arguments.order(ScheduleStep::Run, "made a job"),
+        Command::Run(arguments) => arguments.order(ScheduleStep::Run, "enqueued a job"),
         Command::Reset(arguments) => {
-            arguments.order(ScheduleStep::Reset, "is as its code declares it")
+            arguments.order(ScheduleStep::Reset, "reset to what its code declares")
         }
         Command::Rm(arguments) => remove(arguments),
     }
@@ -95,7 +95,7 @@ fn page(broker: &Broker, query: SchedulesQuery) -> Result<SchedulesPage, Failure
         Answer::Schedules(page) => Ok(page),
         _ => Err(Failure::new(
             FAILED,
-            "the broker gave another answer than its schedules",
+            "the broker sent an unexpected answer instead of its schedules",
         )),
     }
 }
@@ -185,11 +185,13 @@ fn show_one(arguments: &OneArguments) -> Result<(), Failure> {
     ];
     if info.timing.jitter_ms > 0 {
         let jitter = duration_ms(info.timing.jitter_ms);
-        lines.push(format!("each job comes up to {jitter} later than its time"));
+        lines.push(format!(
+            "each job is enqueued up to {jitter} after its time"
+        ));
     }
     lines.push(match (info.is_set, info.is_declared) {
         (true, true) => {
-            "set by hand, above what its code declares: `penstock schedule reset` goes back to that"
+            "changed by hand; `penstock schedule reset` returns to what its code declares"
                 .to_owned()
         }
         (true, false) => "set by hand or by a program".to_owned(),
@@ -200,7 +202,7 @@ fn show_one(arguments: &OneArguments) -> Result<(), Failure> {
     }
     if !info.trouble.is_empty() {
         lines.push(format!(
-            "the broker can't read its times: {}",
+            "the broker can't compute its times: {}",
             printable(&info.trouble)
         ));
     }
@@ -221,7 +223,7 @@ fn show_one(arguments: &OneArguments) -> Result<(), Failure> {
         let why = match why {
             Skipped::Overlap => "was skipped: an earlier job had not ended",
             Skipped::QueueFull => "was skipped: the queue was full",
-            Skipped::Missed => "was missed: no broker ran, or it had no space",
+            Skipped::Missed => "was missed: no broker was running, or its disk was full",
         };
         lines.push(format!("{} {why}", moment(now, time)));
     }
@@ -246,14 +248,14 @@ fn remove(arguments: &OneArguments) -> Result<(), Failure> {
     show(&format!("{}: removed\n", printable(&info.name.name)))?;
     match info.is_declared {
         true => show(
-            "a worker whose code declares it brings it back when it starts; `penstock schedule pause` lasts\n",
+            "a worker whose code declares it adds it again when it starts; `penstock schedule pause` survives that\n",
         ),
         false => Ok(()),
     }
 }
 
 impl OneArguments {
-    /// Finds the one schedule of this name.
+    /// Finds the one schedule with this name.
     fn look_up(&self, broker: &Broker) -> Result<ScheduleInfo, Failure> {
         let query = SchedulesQuery {
             app: self.app.clone(),
@@ -265,7 +267,7 @@ impl OneArguments {
         if found.len() > 1 {
             let apps: Vec<String> = found.iter().map(|info| printable(&info.name.app)).collect();
             let text = format!(
-                "several apps have a schedule {:?}: say which by --app, one of {}",
+                "several apps have a schedule {:?}: choose one with --app: {}",
                 self.name,
                 apps.join(", ")
             );
@@ -273,7 +275,7 @@ impl OneArguments {
         }
         found.pop().ok_or_else(|| {
             let text = format!(
-                "there is no schedule {:?}; `penstock schedule ls` lists those that there are",
+                "there is no schedule {:?}; `penstock schedule ls` lists all schedules",
                 self.name
             );
             Failure::new(FAILED, text)
@@ -290,7 +292,7 @@ impl OneArguments {
         })?;
         let job = applied.owners.first().map(|(_, job)| job.to_string());
         if self.json {
-            // As it is now.
+            // Read the schedule again to show its present state.
             let info = self.look_up(&broker)?;
             let mut fields = fields_of_schedule(&info);
             if let Some(job) = job {

@@ -16,12 +16,12 @@ use crate::logging::LogArguments;
 use crate::remote::{resolve, token_from_environment};
 use crate::text::byte_count;
 
-/// A log longer than this is put aside when a local broker starts.
+/// Size beyond which a local broker's log is renamed when the broker starts.
 const LONG_LOG_BYTES: u64 = 4 << 20;
 
 #[derive(Args)]
 pub struct Arguments {
-    /// Where to listen: tcp://HOST:PORT or unix:PATH; may be given several times
+    /// Address to listen on: tcp://HOST:PORT or unix:PATH; may be given several times
     #[arg(
         long,
         value_name = "URL",
@@ -29,7 +29,7 @@ pub struct Arguments {
         conflicts_with = "local"
     )]
     listen: Vec<ListenAddress>,
-    /// Directory of the journal and everything else that the broker keeps
+    /// Directory of the journal and everything else the broker stores
     #[arg(
         long,
         value_name = "DIR",
@@ -37,21 +37,20 @@ pub struct Arguments {
         conflicts_with = "local"
     )]
     data: PathBuf,
-    /// File with the token that clients on TCP must send, in place of PENSTOCK_TOKEN
+    /// File with the token that TCP clients must send, in place of PENSTOCK_TOKEN
     #[arg(long, value_name = "FILE", conflicts_with = "local")]
     token_file: Option<PathBuf>,
-    /// Most clients that may be connected at once [default: as many as there are file descriptors for, up
-    /// to 50000]
+    /// Maximum number of connected clients [default: as many as there are file descriptors for, up to 50000]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     max_connections: Option<u32>,
-    /// Be the hidden broker of `local:PATH`: clients start it automatically
+    /// Run as the background broker of `local:PATH`; clients start it automatically
     #[arg(long, value_name = "PATH")]
     local: Option<PathBuf>,
-    /// Be the broker of `memory:` in the process with this id: clients start it automatically, and standard
-    /// input is their socket
+    /// Run as the broker of `memory:` for the process with this id; clients start it automatically, and
+    /// standard input is their socket
     #[arg(long, value_name = "PID", conflicts_with_all = ["local", "listen", "data", "token_file"])]
     memory: Option<u32>,
-    /// Seconds until a local broker exits after its last client has disconnected
+    /// Seconds that a local broker keeps running after its last client disconnects
     #[arg(
         long,
         value_name = "SECONDS",
@@ -59,8 +58,8 @@ pub struct Arguments {
         requires = "local"
     )]
     linger: f64,
-    /// Memory from which on it accepts no new jobs, such as 512M or 4G; 0 for no limit [default: 60 % of the
-    /// machine's memory, or of the container's]
+    /// Memory use above which new jobs are refused, such as 512M or 4G; 0 for no limit [default: 60 % of the
+    /// memory of the machine or container]
     #[arg(long, value_name = "BYTES", value_parser = byte_count)]
     memory_limit: Option<u64>,
     #[command(flatten)]
@@ -109,11 +108,14 @@ fn serve_locally(arguments: &Arguments, path: &Path) -> Result<(), Failure> {
     let linger = Duration::try_from_secs_f64(arguments.linger)
         .map_err(|error| Failure::new(WRONG_CALL, format!("--linger: {error}")))?;
     let paths = resolve(path)?;
-    // SAFETY: nothing was done yet but to read the command line: there is one thread and no file.
+    // SAFETY: only the command line was read so far: there is one thread and no open file.
     drop(unsafe { detach() }?);
     let cannot_use = |error: io::Error| cannot_use(&paths.directory, &error);
     let Some(guard) = LocalGuard::take(paths.clone()).map_err(cannot_use)? else {
-        let in_use = format!("another broker serves {}", paths.directory.display());
+        let in_use = format!(
+            "another broker is already running for {}",
+            paths.directory.display()
+        );
         return Err(Failure::new(IN_USE, in_use));
     };
     arguments.log.to_file(open_log(&paths).map_err(cannot_use)?);
@@ -126,18 +128,18 @@ fn serve_locally(arguments: &Arguments, path: &Path) -> Result<(), Failure> {
         broker: BrokerOptions::default(),
         local: Some(LocalOptions { guard, linger }),
     });
-    // The client that started this broker looks for the reason in the log.
+    // The client that started this broker reads the log for the reason.
     let server = server.inspect_err(|error| tracing::error!("{error}"))?;
     let_go_of_stderr()?;
-    // From here on nobody reads what a command prints.
+    // From here on nobody reads the output of this process.
     Ok(server
         .serve()
         .inspect_err(|error| tracing::error!("{error}"))?)
 }
 
-/// Serves one client from memory, without a log: each fault is reported to the client, or ends it.
+/// Serves one client from memory, without a log: each fault is reported to the client or stops the broker.
 fn serve_in_memory(arguments: &Arguments, pid: u32) -> Result<(), Failure> {
-    // SAFETY: nothing was done yet but to read the command line: there is one thread and no file.
+    // SAFETY: only the command line was read so far: there is one thread and no open file.
     let socket = unsafe { detach() }?;
     let server = Server::start(ServerOptions {
         home: Home::Memory(OnlyClient { socket, pid }),
@@ -155,13 +157,13 @@ fn serve_in_memory(arguments: &Arguments, pid: u32) -> Result<(), Failure> {
 fn open_log(paths: &LocalPaths) -> io::Result<File> {
     let long = fs::metadata(&paths.log).is_ok_and(|found| found.len() > LONG_LOG_BYTES);
     if long && let Err(error) = fs::rename(&paths.log, paths.log.with_extension("log.1")) {
-        // It goes on in the long one.
+        // Renaming failed, so logging continues in the long file.
         if !is_of_the_disk(&error) {
             return Err(error);
         }
     }
     match paths.open_log() {
-        // A broker that drains the queues is worth more than its log.
+        // Draining the queues matters more than the log.
         Err(error) if is_of_the_disk(&error) => File::options().append(true).open("/dev/null"),
         opened => opened,
     }

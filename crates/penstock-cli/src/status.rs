@@ -12,7 +12,7 @@ use crate::moment::now_ms;
 use crate::remote::BrokerArguments;
 use crate::text::{Table, bytes, count, duration_ms, limits, printable, show, sync_us};
 
-/// How many running jobs a status shows.
+/// Number of running jobs that the status shows.
 const SHOWN_RUNNING: usize = 10;
 
 #[derive(Args)]
@@ -161,7 +161,7 @@ fn running_json(job: &RunningJob) -> Value {
     })
 }
 
-/// Names the work that waits for space on the disk, as one word.
+/// Names the disk's space level in one word. It says which work is suspended.
 fn space(space: Space) -> &'static str {
     match space {
         Space::Plenty => "plenty",
@@ -171,7 +171,7 @@ fn space(space: Space) -> &'static str {
     }
 }
 
-/// Lists the reasons why the broker takes no new work, a line each.
+/// Lists the reasons why the broker accepts no new work, one line each.
 fn troubles(status: &Status) -> String {
     let mut lines = String::new();
     if status.space != Space::Plenty {
@@ -192,7 +192,7 @@ fn for_people(shown: &str, status: &Status, engine: &Capabilities) -> String {
     let process = &status.process;
     let evicted = match status.evicted {
         0 => String::new(),
-        count => format!(", {count} evicted before their time"),
+        count => format!(", {count} evicted before they expired"),
     };
     let unreadable = match status.unreadable {
         0 => String::new(),
@@ -205,7 +205,7 @@ fn for_people(shown: &str, status: &Status, engine: &Capabilities) -> String {
         (count, dropped) => {
             let dropped = match dropped {
                 0 => String::new(),
-                _ => format!(", {dropped} dropped before their time"),
+                _ => format!(", {dropped} dropped to stay within limits"),
             };
             format!(
                 "failed   {count} ({}){dropped}\n",
@@ -249,7 +249,7 @@ fn for_people(shown: &str, status: &Status, engine: &Capabilities) -> String {
         + &running_table(&status.workers, SHOWN_RUNNING, now_ms())
 }
 
-/// The jobs that have run for longest, of all workers, behind an empty line.
+/// Lists the longest-running jobs of all workers, after an empty line.
 pub fn running_table(workers: &[WorkerStatus], most: usize, now_ms: u64) -> String {
     let jobs = workers
         .iter()
@@ -323,7 +323,7 @@ pub fn queue_table(queues: &[QueueStatus], others: &Others) -> String {
     table.to_string()
 }
 
-/// Returns the number of jobs that ended, in any way.
+/// Returns the number of jobs that ended in any way.
 fn done(counts: &JobCounts) -> u64 {
     counts.succeeded + counts.failed + counts.expired + counts.cancelled + counts.dropped
 }
@@ -354,7 +354,7 @@ fn others_remarks(others: &Others) -> String {
 
 pub fn worker_table(workers: &[WorkerStatus]) -> String {
     if workers.is_empty() {
-        return "no workers; start one with: penstock worker module:app\n".to_owned();
+        return "no workers; start one with: penstock worker MODULE:APP\n".to_owned();
     }
     let mut table = Table::new(&["WORKER", ">SLOTS", ">BUSY", ">LEASES", "QUEUES", ""]);
     for worker in workers {
@@ -376,10 +376,10 @@ pub fn worker_table(workers: &[WorkerStatus]) -> String {
     format!("{table}\n{busy} of {slots} slots {are} busy\n")
 }
 
-/// Lists what is unusual about a worker.
+/// Lists anything unusual about a worker.
 fn worker_remarks(worker: &WorkerStatus) -> String {
     let state = match (worker.connected, worker.state) {
-        (false, _) => Some("out of reach".to_owned()),
+        (false, _) => Some("unreachable".to_owned()),
         (true, WorkerState::Serving | WorkerState::Unsaid) => None,
         (true, state) => Some(state_name(state).to_owned()),
     };
@@ -388,7 +388,7 @@ fn worker_remarks(worker: &WorkerStatus) -> String {
     remarks.join("; ")
 }
 
-/// Lists what is unusual about a queue.
+/// Lists anything unusual about a queue.
 fn remarks(queue: &QueueStatus) -> String {
     let mut remarks = Vec::new();
     if queue.paused {
@@ -503,8 +503,8 @@ broker   local:/data (pid 42, up 5.0 s, penstock 0.1.0)
 engine   Test 1; up to durability=\"os\"
 journal  1.0 MiB, a sync takes 110 µs (p99 300 µs)
 memory   8.0 MiB of 1.0 GiB
-results  10 (2.0 KiB), 1 evicted before their time
-failed   2 (600 B), 4 dropped before their time
+results  10 (2.0 KiB), 1 evicted before they expired
+failed   2 (600 B), 4 dropped to stay within limits
 clients  2
 trouble  the broker's disk is nearly full: it takes no new jobs until there is space; workers go on, \
          and draining the queues or freeing space on its machine helps
@@ -514,7 +514,7 @@ mail        3        0        0       2  1500     0.5  1 min 1 s          0  pau
 others      -        -        -       -     -       -          -          -  2 queues unused for an hour: 12 in, 11 done, 3 of them failed
 
 WORKER         SLOTS  BUSY  LEASES  QUEUES
-worker@host:7      4     1       2  default, mail  out of reach; 3 parked
+worker@host:7      4     1       2  default, mail  unreachable; 3 parked
 
 1 of 4 slots is busy
 
@@ -528,7 +528,7 @@ and 1 more job
         assert_eq!(for_people("local:/data", &status, &engine), expected);
     }
 
-    /// A broker whose clock can be moved on.
+    /// Broker with a clock that the test moves.
     struct World {
         broker: Broker,
         now: Now,
@@ -568,7 +568,7 @@ and 1 more job
             world
         }
 
-        /// Hands over what comes of it, when all of it is safe.
+        /// Handles an input, then returns the outputs as if all records were durable.
         fn handle(&mut self, input: Input) -> Vec<Output> {
             self.broker.handle(self.now, input);
             self.settle()

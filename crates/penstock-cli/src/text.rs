@@ -6,7 +6,7 @@ use penstock_message::{MessageState, Overflow, QueueLimits};
 
 use crate::exit::Failure;
 
-/// Prints a text, and succeeds when its reader has seen enough (`| head`).
+/// Prints text. Succeeds when the reader closes the pipe early (`| head`).
 pub fn show(text: &str) -> Result<(), Failure> {
     let mut out = stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -15,7 +15,7 @@ pub fn show(text: &str) -> Result<(), Failure> {
     }
 }
 
-/// Prints one JSON value on a line of its own.
+/// Prints one JSON value on its own line.
 pub fn show_json(value: &serde_json::Value) -> Result<(), Failure> {
     show(&format!("{value}\n"))
 }
@@ -28,7 +28,7 @@ pub fn count(number: u64, noun: &str) -> String {
     }
 }
 
-/// Returns the state of a job as `JobState` in Python names it.
+/// Returns the name of a job's state, as `JobState` has it in Python.
 pub fn state_name(state: MessageState) -> &'static str {
     match state {
         MessageState::Ready => "waiting",
@@ -41,9 +41,9 @@ pub fn state_name(state: MessageState) -> &'static str {
     }
 }
 
-/// A text from outside, such as the name of a queue or an error, as it may stand in a line for people. Names
-/// may have any character, so those are escaped that a terminal obeys, that begin a line or that change the order
-/// of what follows. Doing it twice changes nothing more.
+/// Escapes text from outside, such as a queue's name or an error, for one line of output. Names may have any
+/// character, so this escapes those that control a terminal, break a line or reorder the text after them.
+/// Escaping twice changes nothing more.
 pub fn printable(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for letter in text.chars() {
@@ -59,13 +59,13 @@ pub fn printable(text: &str) -> String {
     shown
 }
 
-/// As [`printable`], for a text that has lines of its own.
+/// Escapes text like [`printable`], but keeps its line breaks.
 pub fn printable_lines(text: &str) -> String {
     let lines: Vec<String> = text.split('\n').map(printable).collect();
     lines.join("\n")
 }
 
-/// A text that takes one line of at most so many letters.
+/// Shortens text to one line of at most `most` characters.
 pub fn shortened(text: &str, most: usize) -> String {
     match text.chars().count() > most {
         true => text.chars().take(most - 1).chain(['…']).collect(),
@@ -73,21 +73,21 @@ pub fn shortened(text: &str, most: usize) -> String {
     }
 }
 
-/// The lines of a text from outside, below a heading.
+/// Indents the lines of text from outside, below a heading.
 pub fn indented(text: &str) -> String {
     text.lines()
         .map(|line| format!("  {}\n", printable(line)))
         .collect()
 }
 
-/// Table whose columns are as wide as they must be; numbers are aligned to the right.
+/// Table with columns of the width that they need; numbers are aligned to the right.
 pub struct Table {
     rows: Vec<Vec<String>>,
     right: Vec<bool>,
 }
 
 impl Table {
-    /// A heading that begins with `>` stands over a column of numbers.
+    /// Creates a table. A heading that begins with `>` marks a column of numbers.
     pub fn new(headings: &[&str]) -> Self {
         Self {
             rows: vec![
@@ -103,7 +103,7 @@ impl Table {
         }
     }
 
-    /// Cells may have any text in them.
+    /// Adds a row. Cells may contain any text.
     pub fn row(&mut self, cells: Vec<String>) {
         let cells = cells.iter().map(|cell| printable(cell));
         self.rows.push(cells.collect());
@@ -146,7 +146,7 @@ pub fn bytes(count: u64) -> String {
     }
 }
 
-/// Reads a size as people write it: `4096`, `64K`, `64M`, `2G`, in powers of 1024.
+/// Reads a size such as `4096`, `64K`, `64M` or `2G`, in powers of 1024.
 pub fn byte_count(text: &str) -> Result<u64, String> {
     let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
     let unit = match text[digits.len()..].to_ascii_lowercase().as_str() {
@@ -154,17 +154,17 @@ pub fn byte_count(text: &str) -> Result<u64, String> {
         "k" | "kb" | "kib" => 1 << 10,
         "m" | "mb" | "mib" => 1 << 20,
         "g" | "gb" | "gib" => 1 << 30,
-        other => return Err(format!("{other:?} is no unit; there are K, M and G")),
+        other => return Err(format!("{other:?} is not a unit: use K, M or G")),
     };
     let count: u64 = digits
         .parse()
-        .map_err(|_| format!("{digits:?} is no whole number"))?;
+        .map_err(|_| format!("{digits:?} is not a whole number"))?;
     count
         .checked_mul(unit)
         .ok_or_else(|| "it is too large".to_owned())
 }
 
-/// `at most 1000 jobs or 64.0 MiB, the oldest make room`
+/// Describes limits, such as `at most 1000 jobs or 64.0 MiB, oldest dropped when full`.
 pub fn limits(limits: &QueueLimits) -> String {
     let length = limits.max_length.map(|length| count(length, "job"));
     let size = limits.max_bytes.map(bytes);
@@ -173,12 +173,12 @@ pub fn limits(limits: &QueueLimits) -> String {
         (true, _) => "no limit".to_owned(),
         (false, Overflow::Reject) => format!("at most {}", most.join(" or ")),
         (false, Overflow::DropOldest) => {
-            format!("at most {}, the oldest make room", most.join(" or "))
+            format!("at most {}, oldest dropped when full", most.join(" or "))
         }
     }
 }
 
-/// The two units that matter: `3 min 20 s`.
+/// Formats a duration with its two largest units, such as `3 min 20 s`.
 pub fn duration_ms(ms: u64) -> String {
     let s = ms / 1000;
     match s {

@@ -17,69 +17,73 @@ use crate::moment::duration;
 use crate::remote::{DEFAULT_URL, address_of, token_from_environment};
 use crate::text::byte_count;
 
-/// Slots on the event loop of a worker that was told no number.
+/// Slots on the event loop when no number is given.
 const DEFAULT_ASYNC_SLOTS: u32 = 100;
 
 #[derive(Args)]
 pub struct Arguments {
-    /// Where the app is: module:app, or the module that has one app. Several apps need one broker, and names of their
-    /// own for their tasks
+    /// Location of the app: MODULE:APP, or a module with a single app. Several apps need the same broker and
+    /// distinct task names
     #[arg(value_name = "APP", required = true)]
     apps: Vec<String>,
-    /// Import this module too, for its tasks; any number of times
+    /// Also import this module for its tasks; may be given several times
     #[arg(short = 'I', long, value_name = "MODULE", action = ArgAction::Append)]
     include: Vec<String>,
     /// The broker: local:PATH, unix:PATH or tcp://HOST:PORT
     #[arg(long, env = "PENSTOCK_URL", hide_env_values = true)]
     url: Option<String>,
-    /// How many processes run jobs, one at a time each unless --threads says more [default: one for each CPU]
+    /// Number of processes that run jobs, one job at a time each unless --threads is given [default: one per
+    /// CPU]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_PROCESSES)))]
     concurrency: Option<u32>,
-    /// Run so many jobs at once in each of those processes, in threads: for tasks that wait more than they compute
+    /// Number of jobs that each of those processes runs at once, in threads: for tasks that wait more than they
+    /// compute
     #[arg(long, value_name = "T", value_parser = slots)]
     threads: Option<u32>,
-    /// With --threads: processes that run one job at a time, for tasks with slot="process" [default: one, if there is
+    /// With --threads: number of one-job processes, for tasks with slot="process" [default: one, if there is
     /// such a task]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_PROCESSES)))]
     processes: Option<u32>,
-    /// Run so many jobs of async def tasks at once, on one event loop in a process of its own
+    /// Number of jobs of async def tasks that run at once, on one event loop in its own process
     #[arg(long = "async", value_name = "N", default_value_t = DEFAULT_ASYNC_SLOTS, value_parser = slots)]
     async_slots: u32,
-    /// At most so many jobs at once of tasks with slot="isolated", each in a process of its own that ends with it
-    /// [default: one for each CPU]
+    /// Maximum number of slot="isolated" jobs that run at once, each in its own process that exits with the job
+    /// [default: one per CPU]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_PROCESSES)))]
     isolated: Option<u32>,
-    /// Queues to serve, with commas between [default: those the app's tasks name]
+    /// Comma-separated queues to serve [default: those that the app's tasks use]
     #[arg(short = 'Q', long, value_name = "QUEUES", value_delimiter = ',', value_parser = queue_name, action = ArgAction::Append)]
     queues: Option<Vec<String>>,
-    /// At most so many jobs of each kind of slot may wait for other jobs with their slots lent [default: 64 and 8 more for each
-    /// process, 1024 in threads, any number on an event loop]
+    /// Maximum number of jobs per kind of slot that may wait for other jobs without holding a slot [default: 64
+    /// plus 8 per process, 1024 in threads, unlimited on an event loop]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=i64::from(MAX_SLOTS)))]
     max_parked: Option<u32>,
-    /// End once the queues are empty
+    /// Exit once the queues are empty
     #[arg(long)]
     burst: bool,
-    /// Replace a process by a fresh one when it has run so many jobs; not one that is for a single job anyway (isolated)
+    /// Replace a process after it has run this many jobs; isolated processes run only one anyway
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     max_jobs_per_child: Option<u64>,
-    /// Replace a process by a fresh one when it keeps more memory of its own than this when its jobs have ended, such as 400M or 2G
+    /// Replace a process that still holds more memory of its own than this when its jobs have ended, such as
+    /// 400M or 2G
     #[arg(long, value_name = "SIZE", value_parser = size)]
     max_memory_per_child: Option<u64>,
-    /// Replace a process by a fresh one when it is so old, such as 90s, 30m or 12h; up to a tenth sooner or later, so that
-    /// not all are replaced at one time
+    /// Replace a process at this age, such as 90s, 30m or 12h; up to a tenth sooner or later, so that processes
+    /// are not all replaced at once
     #[arg(long, value_name = "TIME", value_parser = duration)]
     max_age: Option<Duration>,
-    /// Start no job that would take the memory of all processes of this worker beyond this: a size such as 2G, a share of the
-    /// machine's or the container's such as 80%, or 0 for no limit [default: 90% of the container's limit, if it has one]
+    /// Start no job that would take the memory of all this worker's processes above this: a size such as 2G, a
+    /// share of the machine's or container's memory such as 80%, or 0 for no limit [default: 90% of the
+    /// container's limit, if it has one]
     #[arg(long, value_name = "SIZE", value_parser = memory_limit)]
     memory_limit: Option<MemoryLimit>,
-    /// How long running jobs may go on after SIGTERM or Ctrl-C before they are handed back
+    /// Seconds that running jobs get to finish after SIGTERM or Ctrl-C before they are handed back
     #[arg(long, value_name = "SECONDS", default_value_t = DEFAULT_GRACE.as_secs())]
     grace: u64,
-    /// How long a job may go on after its time limit was over before its process is killed: 0.1 to 3600
+    /// Seconds that a job gets after its time limit before its process is killed: 0.1 to 3600
     #[arg(long, value_name = "SECONDS", default_value_t = DEFAULT_KILL_GRACE.as_secs_f64(), value_parser = seconds)]
     kill_grace: f64,
-    /// How long this worker may be silent before its jobs are another's: 0.1 to 3600
+    /// Seconds of silence after which this worker's jobs are given to another worker: 0.1 to 3600
     #[arg(long, value_name = "SECONDS", default_value_t = DEFAULT_HEARTBEAT.as_secs_f64(), value_parser = seconds)]
     heartbeat: f64,
     /// Name of the worker in `penstock status` [default: worker@HOST:PID]
@@ -103,14 +107,14 @@ fn configure(arguments: Arguments) -> Result<WorkerConfig, Failure> {
     if limits_memory && !knows_memory() {
         return Err(Failure::new(
             NOT_OFFERED,
-            "this system does not tell what memory processes have, so a worker can't limit it here: leave out \
+            "this system does not report the memory of processes, so a worker can't limit it here: leave out \
              --max-memory-per-child and --memory-limit",
         ));
     }
     let name = arguments.name.unwrap_or_else(worker_name);
     let given = arguments.url.filter(|url| !url.is_empty());
     if let Some(url) = &given {
-        // Before an app is loaded in vain.
+        // Check the URL before loading an app.
         address_of(url)?;
     }
     let url = given.clone();
@@ -121,8 +125,8 @@ fn configure(arguments: Arguments) -> Result<WorkerConfig, Failure> {
         let (is_here, is_named) = (reachable(url)?, named.map(reachable).transpose()?);
         if let Some(is_named) = is_named.filter(|is_named| *is_named != is_here) {
             tracing::warn!(
-                "the app's own broker is {is_named}, but this worker was told to serve {is_here} (--url or \
-                 PENSTOCK_URL): it runs no job that is enqueued with the app's own URL"
+                "the app's own broker is {is_named}, but this worker serves {is_here} (--url or \
+                 PENSTOCK_URL): it runs no jobs that are enqueued with the app's own URL"
             );
         }
         let driver = connect(DriverConfig {
@@ -180,7 +184,7 @@ fn configure(arguments: Arguments) -> Result<WorkerConfig, Failure> {
     })
 }
 
-/// The slots of a worker; the first are for tasks that ask for none.
+/// Builds the worker's pools; the first is for tasks that name no kind of slot.
 fn pools(
     concurrency: Option<u32>,
     threads: Option<u32>,
@@ -199,7 +203,7 @@ fn pools(
     if threads.is_none() && processes.is_some() {
         return Err(Failure::new(
             WRONG_CALL,
-            "--processes is for processes beside those of --threads; without threads, -c N says how many there are",
+            "--processes adds processes to those of --threads; without --threads, use -c N",
         ));
     }
     let mut pools = Vec::new();
@@ -213,7 +217,7 @@ fn pools(
             });
         }
     }
-    // Its process is there only if the app has a task for it.
+    // Its process only starts if the app has an async task.
     pools.push(pool(SlotKind::Async, 1, async_slots));
     let all: u64 = pools.iter().map(|pool| u64::from(pool.processes)).sum();
     let all = all + isolated.map_or(0, u64::from);
@@ -221,7 +225,7 @@ fn pools(
         return Err(Failure::new(
             WRONG_CALL,
             format!(
-                "these are {all} processes, and a worker has at most {MAX_PROCESSES}; run a second worker"
+                "{all} processes are too many: a worker has at most {MAX_PROCESSES}; run a second worker"
             ),
         ));
     }
@@ -234,11 +238,11 @@ fn pools(
         return Err(Failure::new(
             WRONG_CALL,
             format!(
-                "these are {slots} slots, and a worker has at most {MAX_SLOTS}; run a second worker"
+                "{slots} slots are too many: a worker has at most {MAX_SLOTS}; run a second worker"
             ),
         ));
     }
-    // Those that nobody asked for are never what is too much.
+    // Added last: default isolated processes must not trigger the errors above.
     pools.push(PoolConfig {
         on_demand: isolated.is_none(),
         ..pool(
@@ -250,14 +254,14 @@ fn pools(
     Ok(pools)
 }
 
-/// Isolated processes of a worker that was not told how many; fewer than the page has room for.
+/// Default limit on isolated processes; fewer than the shared page has room for.
 const MOST_ISOLATED: u32 = 64;
 
 fn available_cpus() -> u32 {
     std::thread::available_parallelism().map_or(1, |cpus| cpus.get() as u32)
 }
 
-/// Reads a size with its unit. A bare number would be Celery's, of KiB.
+/// Reads a size with its unit. A bare number might be meant in KiB, as in Celery.
 fn size(text: &str) -> Result<u64, String> {
     if text.bytes().all(|letter| letter.is_ascii_digit()) {
         return Err("give a size with its unit, such as 400M or 2G".to_owned());
@@ -273,11 +277,11 @@ fn memory_limit(text: &str) -> Result<MemoryLimit, String> {
     match text.strip_suffix('%').map(str::parse) {
         None => size(text).map(MemoryLimit::Bytes),
         Some(Ok(percent @ 1..=100)) => Ok(MemoryLimit::Percent(percent)),
-        Some(_) => Err("a share is from 1% to 100%".to_owned()),
+        Some(_) => Err("give a share from 1% to 100%".to_owned()),
     }
 }
 
-/// How many slots a process has.
+/// Reads the number of slots of a process.
 fn slots(text: &str) -> Result<u32, String> {
     match text.parse() {
         Ok(0) => Err(
@@ -289,7 +293,7 @@ fn slots(text: &str) -> Result<u32, String> {
     }
 }
 
-/// Returns the broker's URL in full, if a worker can use it.
+/// Returns the broker's full URL, if a worker can use it.
 fn reachable(url: &str) -> Result<String, DriverError> {
     match url.parse()? {
         Address::Memory(_) => Err(DriverError::invalid(in_second_process())),
@@ -299,12 +303,15 @@ fn reachable(url: &str) -> Result<String, DriverError> {
 
 fn queue_name(text: &str) -> Result<String, String> {
     match text {
-        "" => Err("a queue's name is empty; write the names with one comma between them, such as -Q mail,default".to_owned()),
+        "" => Err(
+            "a queue name is empty; separate names with one comma, such as -Q mail,default"
+                .to_owned(),
+        ),
         name => Ok(name.to_owned()),
     }
 }
 
-/// Reads a heartbeat or a grace, in the range that a broker accepts for the former.
+/// Reads a heartbeat or a grace period, in the range that a broker accepts for a heartbeat.
 fn seconds(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(seconds) if (0.1..=3600.0).contains(&seconds) => Ok(seconds),

@@ -1,4 +1,4 @@
-//! `penstock workers`: lists the workers of a broker, and gives orders to running ones.
+//! Implements `penstock workers`, which lists the workers of a broker and sends orders to them.
 
 use std::io::{Write, stderr};
 use std::time::Duration;
@@ -14,33 +14,33 @@ use crate::lists;
 use crate::remote::{Broker, BrokerArguments};
 use crate::text::{count, duration_ms, printable, show, show_json};
 
-/// How long a worker may take to reply.
+/// Time that a worker has to reply.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Workers that are asked at the same time; a broker passes on few questions of one client at once.
+/// Number of workers asked at the same time. A broker relays only a few questions of one client at once.
 const AT_ONCE: usize = 8;
 
 #[derive(Subcommand)]
 pub enum WorkersCommand {
-    /// List the workers, with their slots and queues and the jobs that they run
+    /// List the workers, with their slots, their queues and their running jobs
     Ls(lists::Arguments),
-    /// Have workers begin no job until they are resumed; running jobs go on
+    /// Start no new jobs until resumed; running jobs continue
     Pause(Named),
-    /// Have paused workers begin jobs again
+    /// Start jobs again
     Resume(Named),
-    /// Give workers other numbers of slots; running jobs go on
+    /// Change the number of slots; running jobs continue
     Resize(Resize),
-    /// Have workers begin no job, and exit once their running jobs have ended, however long that takes
+    /// Start no new jobs, and exit once the running jobs have finished, however long that takes
     Drain(Ended),
-    /// Have workers exit as SIGTERM does: their running jobs have the grace to end
+    /// Stop as on SIGTERM: running jobs get the grace period to finish
     Stop(Ended),
 }
 
 #[derive(Args)]
 pub struct Named {
-    /// The workers, by their names in `penstock workers ls`
+    /// Names of the workers, as `penstock workers ls` shows them
     #[arg(value_name = "NAME", required_unless_present = "all")]
     names: Vec<String>,
-    /// All workers that are connected
+    /// All connected workers
     #[arg(long, conflicts_with = "names")]
     all: bool,
     #[command(flatten)]
@@ -62,19 +62,19 @@ pub struct Ended {
 pub struct Resize {
     #[command(flatten)]
     named: Named,
-    /// How many processes run jobs, one at a time each unless it has threads
+    /// Number of processes that run jobs: one job at a time each, or more with threads
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_PROCESSES)))]
     concurrency: Option<u32>,
-    /// How many jobs run at once in each of those processes, of a worker that was started with --threads
+    /// Number of jobs that each of those processes runs at once; only for a worker started with --threads
     #[arg(long, value_name = "T", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_SLOTS)))]
     threads: Option<u32>,
-    /// How many processes run one job at a time beside those with threads
+    /// Number of one-job processes next to those with threads
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_PROCESSES)))]
     processes: Option<u32>,
-    /// How many jobs of async def tasks run at once
+    /// Number of jobs of async def tasks that run at once
     #[arg(long = "async", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_SLOTS)))]
     async_slots: Option<u32>,
-    /// How many jobs run at once of tasks with slot="isolated"
+    /// Number of jobs of slot="isolated" tasks that run at once
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_PROCESSES)))]
     isolated: Option<u32>,
 }
@@ -100,7 +100,7 @@ impl Resize {
             isolated: self.isolated,
         };
         if sizes == Sizes::default() {
-            let text = "say how many slots there are to be, such as -c 8; `penstock workers resize --help` lists the kinds";
+            let text = "give the new number of slots, such as -c 8; `penstock workers resize --help` lists the options";
             return Err(Failure::new(WRONG_CALL, text));
         }
         self.named.order(&Question::Resize(sizes), None)
@@ -108,7 +108,7 @@ impl Resize {
 }
 
 impl Ended {
-    /// Asks a person first when it is for all workers, whichever they are.
+    /// Sends the order. Asks for confirmation first when it addresses all workers.
     fn order(&self, question: &Question, verb: &str) -> Result<(), Failure> {
         self.named.order(question, Some((verb, &self.confirm)))
     }
@@ -155,13 +155,15 @@ impl Named {
                     let _unread = writeln!(stderr(), "penstock: {}", printable(&failure.message));
                 }
                 let failed = failures.len() + 1;
-                let text = format!("{failed} of {asked} workers did not do it; the others did");
+                let text = format!(
+                    "{failed} of {asked} workers did not carry out the order; the others did"
+                );
                 Err(Failure::new(FAILED, text))
             }
         }
     }
 
-    /// Returns the names, each once, in the order in which they were given.
+    /// Returns each name once, in the order given.
     fn names(&self, broker: &Broker) -> Result<Vec<String>, Failure> {
         let named = match self.all {
             false => self.names.clone(),
@@ -182,7 +184,7 @@ impl Named {
 }
 
 impl Broker {
-    /// Asks several workers at once. Fails as a whole when the broker can't pass questions on.
+    /// Asks several workers at once. Fails as a whole when the broker can't relay questions.
     fn ask_workers(
         &self,
         names: &[String],
@@ -207,14 +209,14 @@ impl Broker {
 fn standing(name: &str, reply: Option<Reply>) -> Result<Standing, Failure> {
     let text = match reply {
         Some(Reply::Done(standing)) => return Ok(standing),
-        Some(Reply::Refused(why)) => format!("{name} refuses: {why}. Nothing was changed"),
+        Some(Reply::Refused(why)) => format!("{name} refused: {why}. Nothing was changed"),
         Some(Reply::Unknown { penstock }) => format!(
-            "{name} runs penstock {penstock}, which does not know this order: nothing was changed. Upgrade that worker and \
-             start it again"
+            "{name} runs penstock {penstock}, which does not support this order. Nothing was changed. Upgrade that worker and \
+             restart it"
         ),
         None => format!(
-            "{name} has replied in a way that this program does not know: it may be newer. `penstock workers ls` shows how \
-             it is; use a command of its version"
+            "{name} sent a reply that this program can't read; it may run a newer version. `penstock workers ls` shows its \
+             state; use the `penstock` command of that version"
         ),
     };
     Err(Failure::new(FAILED, text))
@@ -228,26 +230,26 @@ fn no_reply(name: &str, why: NoReply) -> Failure {
             )
         }
         NoReply::SeveralWorkers => format!(
-            "several workers are named {name}, so nobody was asked: start them with a --name of their own each. A signal \
-             to its process reaches one of them"
+            "several workers are named {name}, so none received the order. Start each with its own --name. To reach one of \
+             them now, send a signal to its process"
         ),
         NoReply::TooOld => format!(
-            "{name} runs an older penstock, which takes no orders from here: nothing was changed. Upgrade that worker and \
-             start it again; signals to its process work as ever"
+            "{name} runs an older penstock, which takes no orders through the broker. Nothing was changed. Upgrade that worker \
+             and restart it; signals to its process work as before"
         ),
         NoReply::Busy => format!(
-            "too many questions are under way already, to {name} or in all: nothing was changed. Try again in a moment"
+            "too many questions are already on their way to {name} or to all workers. Nothing was changed. Try again in a moment"
         ),
         NoReply::Lost => format!(
-            "{name} has ended, or lost its connection, before it replied: the order was carried out or not. \
-             `penstock workers ls` shows how it is"
+            "{name} exited or lost its connection before it replied. The order may have been carried out: \
+             `penstock workers ls` shows the worker's state"
         ),
         NoReply::Silent => format!(
-            "{name} has not replied within {} s: it may hang, or be stopped, and may still carry out the order. \
-             `penstock workers ls` shows how it is; its jobs are kept",
+            "{name} did not reply within {} s. It may hang or be stopped, and may still carry out the order. \
+             `penstock workers ls` shows its state; its jobs are kept",
             PATIENCE.as_secs()
         ),
-        NoReply::TooLarge => format!("the reply of {name} is too large to be passed on"),
+        NoReply::TooLarge => format!("the reply from {name} is too large for the broker to relay"),
     };
     Failure::new(FAILED, text)
 }
@@ -265,25 +267,25 @@ fn as_json(name: &str, standing: &Standing) -> Value {
 fn in_words(question: &Question, standing: &Standing) -> String {
     let busy = u64::from(standing.busy);
     let jobs = match busy {
-        0 => "no job runs".to_owned(),
-        1 => "1 job runs on".to_owned(),
-        _ => format!("{busy} jobs run on"),
+        0 => "no job is running".to_owned(),
+        1 => "1 job still running".to_owned(),
+        _ => format!("{busy} jobs still running"),
     };
     let slots = count(standing.slots.into(), "slot");
     match (standing.state, standing.ends_within_ms) {
         (WorkerState::Ending, Some(left_ms)) if busy > 0 => {
-            format!("stops; {jobs}, for {} at most", duration_ms(left_ms))
+            format!("stopping; {jobs}, for at most {}", duration_ms(left_ms))
         }
-        (WorkerState::Ending, _) => format!("stops; {jobs}"),
+        (WorkerState::Ending, _) => format!("stopping; {jobs}"),
         (WorkerState::Draining, _) if busy > 0 => {
-            format!("drains; {jobs}, and it exits after the last one")
+            format!("draining; {jobs}; exits after the last one")
         }
-        (WorkerState::Draining, _) => format!("drains; {jobs}"),
+        (WorkerState::Draining, _) => format!("draining; {jobs}"),
         (WorkerState::Paused, _) if matches!(question, Question::Resize(_)) => {
-            format!("has {slots}, and is paused; {jobs}")
+            format!("paused, with {slots}; {jobs}")
         }
         (WorkerState::Paused, _) => format!("paused; {jobs}"),
-        (WorkerState::Serving | WorkerState::Unsaid, _) => format!("serves with {slots}; {jobs}"),
+        (WorkerState::Serving | WorkerState::Unsaid, _) => format!("serving with {slots}; {jobs}"),
     }
 }
 
@@ -304,42 +306,54 @@ mod tests {
         };
         use WorkerState::{Draining, Ending, Paused, Serving};
         let resize = Question::Resize(Sizes::default());
-        check(Question::Pause, Paused, 0, None, "paused; no job runs");
-        check(Question::Pause, Paused, 1, None, "paused; 1 job runs on");
+        check(
+            Question::Pause,
+            Paused,
+            0,
+            None,
+            "paused; no job is running",
+        );
+        check(
+            Question::Pause,
+            Paused,
+            1,
+            None,
+            "paused; 1 job still running",
+        );
         check(
             resize.clone(),
             Paused,
             0,
             None,
-            "has 8 slots, and is paused; no job runs",
+            "paused, with 8 slots; no job is running",
         );
         check(
             resize,
             Serving,
             2,
             None,
-            "serves with 8 slots; 2 jobs run on",
+            "serving with 8 slots; 2 jobs still running",
         );
         check(
             Question::Drain,
             Draining,
             2,
             None,
-            "drains; 2 jobs run on, and it exits after the last one",
+            "draining; 2 jobs still running; exits after the last one",
         );
         check(
             Question::Stop,
             Ending,
             2,
             Some(25_000),
-            "stops; 2 jobs run on, for 25 s at most",
+            "stopping; 2 jobs still running, for at most 25 s",
         );
         check(
             Question::Stop,
             Ending,
             0,
             Some(25_000),
-            "stops; no job runs",
+            "stopping; no job is running",
         );
     }
 

@@ -1,4 +1,4 @@
-//! Workflows: listed, drawn, cancelled, and retried where they have failed.
+//! Lists, draws, cancels and retries workflows.
 
 use clap::{Args, Subcommand, ValueEnum};
 use penstock_drawing::{Step, Workflow, fields};
@@ -15,7 +15,7 @@ use crate::refused::{self, Refused};
 use crate::remote::{Broker, BrokerArguments};
 use crate::text::{Table, count, printable, printable_lines, shortened, show, show_json};
 
-/// Workflows that a person is shown by default.
+/// Number of workflows that a person is shown by default.
 const SHOWN: usize = 50;
 const NAME_WIDTH: usize = 60;
 
@@ -29,11 +29,11 @@ pub struct Arguments {
 enum Command {
     /// List workflows, the newest last
     Ls(ListArguments),
-    /// Draw one workflow: its steps, and how far each has come
+    /// Draw one workflow: its steps and the progress of each
     Show(ShowArguments),
-    /// Cancel all jobs of workflows that have not ended
+    /// Cancel all unfinished jobs of workflows
     Cancel(CancelArguments),
-    /// Put the failed jobs of workflows back into their queues, so that these go on
+    /// Put the failed jobs of workflows back into their queues, so that the workflows continue
     Retry(RetryArguments),
 }
 
@@ -60,13 +60,13 @@ impl From<State> for WorkflowState {
 
 #[derive(Args)]
 struct ListArguments {
-    /// In this state
+    /// Only workflows in this state
     #[arg(long, value_name = "STATE")]
     state: Option<State>,
-    /// Of this name
+    /// Only workflows with this name
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
-    /// List the newest N only; 0: all [default: 50, and all with --json]
+    /// List only the newest N; 0 for all [default: 50, and all with --json]
     #[arg(long, value_name = "N")]
     limit: Option<usize>,
     #[command(flatten)]
@@ -78,13 +78,13 @@ struct ListArguments {
 
 #[derive(Args)]
 struct ShowArguments {
-    /// The workflow, by its id
+    /// Id of the workflow
     #[arg(value_name = "ID")]
     id: MessageId,
-    /// Print the steps as a graph in the language of Graphviz
+    /// Print the steps as a graph in Graphviz's DOT language
     #[arg(long, conflicts_with_all = ["svg", "json"])]
     dot: bool,
-    /// Print the steps as a picture, an SVG document
+    /// Print the steps as an SVG picture
     #[arg(long, conflicts_with = "json")]
     svg: bool,
     #[command(flatten)]
@@ -96,13 +96,13 @@ struct ShowArguments {
 
 #[derive(Args)]
 struct CancelArguments {
-    /// Workflows, by their ids
+    /// Ids of the workflows
     #[arg(value_name = "ID", required = true)]
     ids: Vec<MessageId>,
-    /// Why, for anybody who waits for the results: at most 200 bytes
+    /// Reason, shown to clients that wait for the results: at most 200 bytes
     #[arg(long, value_name = "TEXT", default_value = "")]
     reason: String,
-    /// Treatment of running jobs: ask their workers to stop them, have them killed at once, or leave them alone
+    /// What to do with running jobs: ask their workers to stop them, kill them at once, or leave them alone
     #[arg(long, value_name = "HOW", default_value = "ask")]
     running: Treatment,
     #[command(flatten)]
@@ -114,7 +114,7 @@ struct CancelArguments {
 
 #[derive(Args)]
 struct RetryArguments {
-    /// Workflows, by their ids
+    /// Ids of the workflows
     #[arg(value_name = "ID", required = true)]
     ids: Vec<MessageId>,
     #[command(flatten)]
@@ -138,7 +138,7 @@ fn page(broker: &Broker, query: WorkflowsQuery) -> Result<WorkflowsPage, Failure
         Answer::Workflows(page) => Ok(page),
         _ => Err(Failure::new(
             FAILED,
-            "the broker gave another answer than its workflows",
+            "the broker sent an unexpected answer instead of its workflows",
         )),
     }
 }
@@ -156,7 +156,7 @@ fn list(arguments: &ListArguments) -> Result<(), Failure> {
         ..WorkflowsQuery::default()
     };
     let mut found: Vec<WorkflowInfo> = Vec::new();
-    // One more tells whether there are more.
+    // Ask for one more, to know whether there are more.
     while found.len() <= most {
         let wanted = most.saturating_add(1) - found.len();
         query.limit = u32::try_from(wanted).unwrap_or(u32::MAX);
@@ -180,7 +180,7 @@ fn list(arguments: &ListArguments) -> Result<(), Failure> {
     match are_all {
         true => Ok(()),
         false => show(&format!(
-            "these are the newest {} that match; --limit 0 lists all\n",
+            "these are the newest {} matches; --limit 0 lists all\n",
             found.len()
         )),
     }
@@ -199,7 +199,7 @@ fn table(found: &[WorkflowInfo]) -> String {
         ">CANCELLED",
         ">BLOCKED",
     ];
-    // Few have one.
+    // Few workflows have a deadline, so the column is optional.
     let has_deadlines = found.iter().any(|workflow| workflow.deadline.is_some());
     if has_deadlines {
         columns.push("DEADLINE");
@@ -274,8 +274,8 @@ fn draw(arguments: &ShowArguments) -> Result<(), Failure> {
 
 fn unknown(id: MessageId) -> Failure {
     let text = format!(
-        "the broker lists no workflow {id}: it never was, an older client has sent it, or it has ended and was forgotten, \
-         a day after it had succeeded; `penstock workflow ls` lists those that there are"
+        "the broker lists no workflow {id}: it never existed, an older client sent it, or it ended and was removed a day \
+         after it succeeded; `penstock workflow ls` lists all workflows"
     );
     Failure::new(FAILED, text)
 }
@@ -309,20 +309,21 @@ fn retry(arguments: &RetryArguments) -> Result<(), Failure> {
         }))?;
     } else if refused.len() < arguments.ids.len() {
         show(&match all.done {
-            0 => "no failed job to retry: nothing was changed\n".to_owned(),
+            0 => "no failed jobs to retry; nothing was changed\n".to_owned(),
             done => format!("retried {}\n", count(done, "failed job")),
         })?;
         if all.spared > 0 {
             let left = count(all.spared, "job");
             show(&format!(
-                "left {left}: the unique key of each is another job's by now\n"
+                "left {left} alone: another job now has its unique key\n"
             ))?;
         }
     }
     refused::report(&refused, "retried")
 }
 
-/// Gives an order for all jobs of each of these workflows; returns how many it was for, and the workflows that are not known.
+/// Sends an order for all jobs of each of these workflows. Returns the counts of jobs, and the unknown
+/// workflows.
 fn order_each(
     broker: &BrokerArguments,
     ids: &[MessageId],
@@ -359,13 +360,15 @@ fn in_words(all: &OperationStatus) -> String {
     }
     if all.asked > 0 {
         let jobs = count(all.asked, "running job");
-        lines += &format!("asked {jobs} to stop; `penstock workflow show` says when they have\n");
+        lines += &format!(
+            "asked {jobs} to stop; `penstock workflow show` shows when they have stopped\n"
+        );
     }
     if all.spared > 0 {
-        lines += &format!("left {}\n", count(all.spared, "running job"));
+        lines += &format!("left {} alone\n", count(all.spared, "running job"));
     }
     match lines.is_empty() {
-        true => "all of its jobs have ended already: nothing was changed\n".to_owned(),
+        true => "all its jobs have already ended; nothing was changed\n".to_owned(),
         false => lines,
     }
 }

@@ -1,5 +1,5 @@
-//! A real broker in a process of its own, a client that hands in jobs and takes them out again as fast as it
-//! can, and what the broker's memory comes to meanwhile.
+//! Runs a real broker in its own process, and a client that enqueues and consumes jobs as fast as it can.
+//! Measures the broker's memory meanwhile.
 
 use std::fs;
 use std::process::{Child, Command, Stdio};
@@ -17,15 +17,15 @@ use penstock_message::{
 };
 use tempfile::TempDir;
 
-/// Jobs of one transaction, and how many of these are on their way at once.
+/// Jobs per transaction, and number of transactions in flight.
 const IN_ONE: u64 = 1_000;
 const AT_ONCE: usize = 8;
-/// How many jobs a worker of this client holds.
+/// Number of jobs that a worker of this client holds.
 const CREDIT: u32 = 8_000;
 const PATIENCE: Duration = Duration::from_secs(600);
 const QUEUE: &str = "backlog";
 
-/// A broker and the directory it keeps its journal in.
+/// Broker, with the directory of its journal.
 pub struct Broker {
     directory: TempDir,
     process: Option<Child>,
@@ -70,7 +70,7 @@ impl Broker {
         self.process = Some(process.expect("the broker starts"));
     }
 
-    /// Ends the broker without a word, and says how long the next one takes until it answers.
+    /// Kills the broker, and returns how long the next one takes until it answers.
     pub fn restart(&mut self) -> Duration {
         let mut process = self.process.take().expect("it runs");
         process.kill().expect("it dies");
@@ -95,7 +95,7 @@ impl Broker {
         self.process.as_ref().expect("it runs").id()
     }
 
-    /// What the broker occupies of the machine's memory now.
+    /// Returns the memory that the broker currently uses.
     pub fn resident_bytes(&self) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.pid())).expect("it runs");
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
@@ -103,7 +103,7 @@ impl Broker {
         kib.expect("VmRSS in kB") << 10
     }
 
-    /// The CPU time it has had, in all its threads.
+    /// Returns the CPU time of all its threads.
     pub fn cpu(&self) -> Duration {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.pid())).expect("it runs");
         let nanoseconds = tasks.flatten().filter_map(|task| {
@@ -113,7 +113,7 @@ impl Broker {
         Duration::from_nanos(nanoseconds.sum())
     }
 
-    /// Until the broker has come down to this, which it does by itself; false if it did not.
+    /// Waits until the broker's memory falls to this size on its own; false if it did not.
     pub fn comes_down_to(&self, bytes: u64, within: Duration) -> bool {
         let until = Instant::now() + within;
         while self.resident_bytes() > bytes {
@@ -126,7 +126,7 @@ impl Broker {
     }
 }
 
-/// How fast something went, and what it cost the broker.
+/// Speed of an activity, and its cost to the broker.
 #[derive(Clone, Copy, Debug)]
 pub struct Pace {
     pub jobs: u64,
@@ -144,7 +144,7 @@ impl Pace {
     }
 }
 
-/// Measures what `work` takes for so many jobs.
+/// Measures the time of `work` for this many jobs.
 pub fn pace(broker: &Broker, jobs: u64, work: impl FnOnce()) -> Pace {
     let (cpu, begun) = (broker.cpu(), Instant::now());
     work();
@@ -161,7 +161,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// Hands in jobs, numbered from 0, each on disk when this returns.
+    /// Enqueues jobs, numbered from 0; all are on disk when this returns.
     pub fn enqueue(
         &mut self,
         jobs: u64,
@@ -194,7 +194,7 @@ impl Client {
         });
     }
 
-    /// Stores values that expire, under names of their own.
+    /// Stores values that expire, under separate names.
     pub fn put(&mut self, values: u64, body_bytes: usize, ttl_ms: u64) {
         let body = Bytes::from(vec![7; body_bytes]);
         let mut number = 0;
@@ -235,13 +235,13 @@ impl Client {
             for receipt in outcome.expect("the broker is there") {
                 assert!(matches!(receipt, Receipt::Applied { .. }), "{receipt:?}");
             }
-            // Whoever waited may have given up.
+            // The receiver may have given up.
             let _heard = done.send(count);
         });
         self.driver.commit(txs, Durability::Disk, deadline, told);
     }
 
-    /// Takes so many jobs, looks at each in the order in which they come, and acknowledges it.
+    /// Takes this many jobs, checks each in order of arrival, and acknowledges it.
     pub fn drain(&self, jobs: u64, mut see: impl FnMut(&Message)) {
         let (deliver, delivered) = channel();
         let sink = Arc::new(Sink {
@@ -326,7 +326,7 @@ impl DeliverySink for Sink {
         self.taken
             .fetch_add(deliveries.len() as u64, Ordering::Relaxed);
         let deliver = self.deliver.lock().expect("nobody panics here");
-        // Whoever takes them may have panicked.
+        // The receiver may have panicked.
         let _taken = deliver.send(deliveries);
     }
 
@@ -337,7 +337,7 @@ impl DeliverySink for Sink {
     fn leases_kept(&self, _kept: &[Lease]) {}
 }
 
-/// Ids as clients draw them: by the time, then at random.
+/// Returns ids as clients draw them: by time, then random.
 struct Ids {
     state: u64,
 }

@@ -1,5 +1,5 @@
-//! `make bench-backlog`: ten million jobs waiting, a million delayed, a million keys that expire. Prints a
-//! table, and fails when a bound is missed. `BACKLOG_JOBS=1000000 make bench-backlog` is shorter.
+//! Runs `make bench-backlog`: ten million waiting jobs, a million delayed ones, a million expiring keys. Prints
+//! a table, and fails when a bound is missed. `BACKLOG_JOBS=1000000 make bench-backlog` is shorter.
 
 mod harness;
 
@@ -17,7 +17,7 @@ fn body(_job: u64) -> Bytes {
     Bytes::from_static(&[7; BODY_BYTES])
 }
 
-/// What is wanted, and what there is.
+/// Goals and measurements.
 #[derive(Default)]
 struct Table {
     rows: Vec<[String; 3]>,
@@ -86,7 +86,8 @@ fn backlog(table: &mut Table, jobs: u64) {
     let mut broker = Broker::start();
     let mut client = broker.client();
     let few = (jobs / 20).clamp(1_000, 500_000);
-    // The first round makes files and buffers; the others are what an empty broker does, the median counts.
+    // The first round creates files and buffers. The others show what an empty broker does; their median
+    // counts.
     client.enqueue(few, body, |_| None);
     client.drain(few, |_| {});
     let mut enqueues = Vec::new();
@@ -140,7 +141,7 @@ fn backlog(table: &mut Table, jobs: u64) {
 fn delayed(table: &mut Table, jobs: u64) {
     let mut broker = Broker::start();
     let mut client = broker.client();
-    // In no order; the first are due when all are in, and the restart over.
+    // In random order. The first are due once all are enqueued and the restart is over.
     let due = |job: u64| Some(Due::AfterMs(30_000 + job * 7919 % 20_000));
     client.enqueue(jobs, body, due);
     let bytes = broker.resident_bytes();
@@ -188,7 +189,7 @@ fn keys(table: &mut Table, keys: u64) {
         keys,
         600,
     );
-    // They expire by themselves.
+    // They expire automatically.
     let is_down = broker.comes_down_to(200 * MIB, Duration::from_secs(60));
     let bytes = broker.resident_bytes();
     table.add(

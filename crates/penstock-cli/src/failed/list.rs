@@ -1,4 +1,4 @@
-//! `failed ls`: failed jobs one by one, or by what went wrong.
+//! Implements `failed ls`: lists failed jobs one by one, or grouped by error.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
@@ -12,22 +12,22 @@ use crate::moment::{ago, now_ms};
 use crate::remote::{Broker, BrokerArguments};
 use crate::text::{Table, bytes, count, shortened, show, show_json};
 
-/// Jobs that a person is shown by default.
+/// Number of jobs that a person is shown by default.
 const SHOWN: usize = 50;
 const ERROR_WIDTH: usize = 60;
 const PREVIEW_WIDTH: usize = 60;
 
-/// The class of a job that the broker gave up because its worker process died. No attempt of it raised.
+/// Error class of a job that the broker gave up because its worker process died. No attempt of the job raised.
 const CRASHED: &str = "WorkerCrashed";
 
 #[derive(Args)]
 pub struct Arguments {
     #[command(flatten)]
     filter: FilterArguments,
-    /// List errors, with how many jobs failed by each, in place of jobs
+    /// List errors, with the number of jobs that each has failed, instead of jobs
     #[arg(long)]
     group: bool,
-    /// List the newest N only; 0: all [default: 50, and all with --json]
+    /// List only the newest N; 0 for all [default: 50, and all with --json]
     #[arg(long, value_name = "N")]
     limit: Option<usize>,
     #[command(flatten)]
@@ -66,7 +66,7 @@ fn list_errors(broker: &Broker, filter: Filter, most: usize, as_json: bool) -> R
     }
     show(&group_table(&groups))?;
     match groups.len() < found {
-        true => tell_of_the_rest(groups.len(), &format!(" of {found} kinds of error")),
+        true => tell_of_the_rest(groups.len(), &format!(" of {found} errors")),
         false => Ok(()),
     }
 }
@@ -83,14 +83,14 @@ fn list_jobs(broker: &Broker, filter: Filter, most: usize, as_json: bool) -> Res
     show(&job_table(&jobs))?;
     match (are_all, is_filtered) {
         (true, _) => Ok(()),
-        // How many match would take a look at all of them.
+        // Counting all matches would need a scan of all failed jobs.
         (false, true) => tell_of_the_rest(jobs.len(), " that match"),
         (false, false) => {
             let counts = StatusQuery {
                 limit: 1,
                 ..StatusQuery::default()
             };
-            // Others may be retried or dropped meanwhile.
+            // Other jobs may be retried or dropped in the meantime.
             let failed = broker.status_page(counts)?.status.failed;
             let failed = failed.max(jobs.len() as u64 + 1);
             tell_of_the_rest(jobs.len(), &format!(" of {failed} failed jobs"))
@@ -98,7 +98,8 @@ fn list_jobs(broker: &Broker, filter: Filter, most: usize, as_json: bool) -> Res
     }
 }
 
-/// The newest failed jobs that match, at most so many, in the order in which they failed; and whether these are all.
+/// Returns the newest `most` matching failed jobs, in the order in which they failed, and whether these are
+/// all.
 fn newest(
     broker: &Broker,
     filter: Filter,
@@ -111,7 +112,7 @@ fn newest(
         ..FailedQuery::default()
     };
     loop {
-        // One more tells whether there are more.
+        // Ask for one more, to know whether there are more.
         let wanted = most.saturating_add(1) - jobs.len();
         query.limit = u32::try_from(wanted).unwrap_or(u32::MAX);
         let page = failed_page(broker, query.clone())?;
@@ -236,13 +237,13 @@ fn job_json(job: &FailedJob) -> Value {
     })
 }
 
-/// Returns the number of times that the job was begun.
+/// Returns the number of times that the job was started.
 fn attempts(job: &FailedJob) -> u32 {
     let raised = u32::from(job.failure.class != CRASHED);
     job.attempt + u32::from(job.crashes) + raised
 }
 
-/// The arguments as the worker wrote them down for people: short, and without secrets.
+/// Returns the worker's preview of the arguments: short, and without secrets.
 pub fn preview(failure: &Reason) -> Option<String> {
     match failure.preview.is_empty() {
         true => None,

@@ -1,4 +1,4 @@
-//! Cancels jobs: some by their ids, or all of a task or a queue.
+//! Cancels jobs: named ones, or all of a task or a queue.
 
 use clap::{Args, ValueEnum};
 use penstock_message::{
@@ -16,19 +16,19 @@ use crate::text::{count, printable, show, show_json, state_name};
 
 #[derive(Args)]
 pub struct Arguments {
-    /// Jobs, by their ids
+    /// Ids of the jobs
     #[arg(value_name = "ID")]
     ids: Vec<MessageId>,
-    /// All jobs of this task that have not ended
+    /// All unfinished jobs of this task
     #[arg(long, value_name = "NAME")]
     task: Option<String>,
-    /// All jobs of this queue that have not ended
+    /// All unfinished jobs of this queue
     #[arg(long, value_name = "QUEUE")]
     queue: Option<String>,
-    /// Why, for anybody who waits for the results: at most 200 bytes
+    /// Reason, shown to clients that wait for the results: at most 200 bytes
     #[arg(long, value_name = "TEXT", default_value = "")]
     reason: String,
-    /// Treatment of running jobs: ask their workers to stop them, have them killed at once, or leave them alone
+    /// What to do with running jobs: ask their workers to stop them, kill them at once, or leave them alone
     #[arg(long, value_name = "HOW", default_value = "ask")]
     running: Treatment,
     #[command(flatten)]
@@ -68,11 +68,11 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         (false, false) => arguments.cancel_each(),
         (true, true) => arguments.cancel_all(filter),
         (true, false) => {
-            let text = "which jobs? Give their ids, --task or --queue";
+            let text = "no jobs given: give ids, --task or --queue";
             Err(Failure::new(WRONG_CALL, text))
         }
         (false, true) => {
-            let text = "ids and a filter each say which jobs are meant: give one of them";
+            let text = "give either ids or a filter, not both";
             Err(Failure::new(WRONG_CALL, text))
         }
     }
@@ -129,7 +129,8 @@ impl Arguments {
         }
     }
 
-    /// Says what is about to happen. How many jobs of a queue there are, the broker knows without looking at each.
+    /// Describes what is about to happen. Gives the counts for a whole queue, which the broker knows without a
+    /// scan.
     fn question(&self, broker: &Broker) -> Result<String, Failure> {
         let of_task = self
             .task
@@ -140,7 +141,7 @@ impl Arguments {
             .as_ref()
             .map(|queue| format!(" in queue {}", printable(queue)));
         let which = of_task.unwrap_or_default() + &of_queue.unwrap_or_default();
-        let (mut waiting, mut running) = ("jobs that wait".to_owned(), "those that run".to_owned());
+        let (mut waiting, mut running) = ("waiting jobs".to_owned(), "running ones".to_owned());
         if let (Some(queue), None) = (&self.queue, &self.task) {
             let page = broker.status_page(StatusQuery::of_queues(vec![queue.clone()]))?;
             let found = page.status.queues.first();
@@ -168,15 +169,15 @@ fn in_words(cancelled: u64, asked: u64, left: u64) -> String {
     }
     if asked > 0 {
         let jobs = count(asked, "running job");
-        lines += &format!("asked {jobs} to stop; `penstock job show` says when one has\n");
+        lines += &format!("asked {jobs} to stop; `penstock job show` shows when one has stopped\n");
     }
     if left > 0 {
-        lines += &format!("left {}\n", count(left, "running job"));
+        lines += &format!("left {} alone\n", count(left, "running job"));
     }
     lines
 }
 
-/// Returns the state from which a job was cancelled, or that it is in now.
+/// Returns the state that the job had before it was cancelled, or fails with the reason why it was not.
 fn cancelled_from(
     broker: &Broker,
     id: MessageId,
@@ -187,23 +188,23 @@ fn cancelled_from(
     };
     let why = match why {
         Refusal::TooLate(MessageState::Failed) => {
-            "it has failed already; `penstock failed rm` forgets it".to_owned()
+            "it has already failed; `penstock failed rm` removes it".to_owned()
         }
         Refusal::TooLate(MessageState::Running) => {
-            "it runs, and goes on; without --running leave it is asked to stop".to_owned()
+            "it is running and was left alone; omit --running leave to ask it to stop".to_owned()
         }
         Refusal::TooLate(MessageState::Cancelling) => {
-            "it runs, and was asked to stop before".to_owned()
+            "it is running, and was already asked to stop".to_owned()
         }
         Refusal::NoSuchJob => match broker.peek(Key::Result(id))? {
             KeyState::Present(end) => {
                 format!(
-                    "it has ended already: it {}",
+                    "it has already ended: it {}",
                     ended_as(status_name(end.status))
                 )
             }
             KeyState::Pending | KeyState::Gone => {
-                "the broker knows no such job: it never was, or it has ended and its result is not \
+                "the broker has no such job: it never existed, or it has ended and its result was not \
                  kept. Nothing was changed"
                     .to_owned()
             }
@@ -229,7 +230,7 @@ mod tests {
         assert_eq!(in_words(1, 0, 0), "cancelled 1 job\n");
         assert_eq!(
             in_words(2, 3, 1),
-            "cancelled 2 jobs\nasked 3 running jobs to stop; `penstock job show` says when one has\nleft 1 running job\n"
+            "cancelled 2 jobs\nasked 3 running jobs to stop; `penstock job show` shows when one has stopped\nleft 1 running job alone\n"
         );
         assert_eq!(in_words(0, 0, 0), "");
     }

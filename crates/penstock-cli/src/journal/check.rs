@@ -8,7 +8,7 @@ use crate::text::{Table, bytes, show};
 
 pub fn run(directory: &Path) -> Result<(), Failure> {
     let report = fsck(&open_existing(directory)?)?;
-    // All of them may be missing.
+    // All segments may be missing.
     if report.segments.is_empty() && report.opening.is_ok() {
         let nothing = format!("{} holds no journal", directory.display());
         return Err(Failure::new(FAILED, nothing));
@@ -25,7 +25,7 @@ pub fn run(directory: &Path) -> Result<(), Failure> {
         }
         Ok(_) => Err(Failure::new(
             DAMAGED,
-            "damaged where nothing that was confirmed stands; a broker starts from it",
+            "the journal is damaged, but no confirmed record is affected; a broker can start from it",
         )),
         Err(error) => Err(Failure::new(DAMAGED, error)),
     }
@@ -65,7 +65,7 @@ fn for_people(report: &FsckReport) -> String {
             opening.records,
             opening.torn_batches,
             match opening.was_closed {
-                true => "; it was closed in order",
+                true => "; it was closed cleanly",
                 false => "",
             }
         ));

@@ -23,29 +23,31 @@ pub fn run(directory: &Path) -> Result<(), Failure> {
         false if count == 0 => return Ok(()),
         false => "",
     };
-    let text = format!("repaired; {count} records{more} are gone, as listed");
+    let text = format!("repaired; {count} records{more} were lost, as listed");
     Err(Failure::new(DAMAGED, text))
 }
 
 const WHAT_A_LOSS_MEANS: &str = "\
-A record is what was decided at one moment. What the lost ones may have held, and what follows:
-  a job that was sent       it is gone: send it again
-  the end of a job          it runs again, though it may have succeeded before; its result is written anew
+A record holds the decisions of one moment. A lost record may have held:
+  an enqueued job           it is gone; enqueue it again
+  the end of a job          it runs again, though it may have succeeded; its result is written again
   a retry or a delay        the job is where it was before
-  a result or a lock        it is gone; what was deleted may be back
-  a group or a chain        it may never be released: `penstock purge` its queue and send it again
-No worker can settle a job with a lease of before.
+  a result or a lock        it is gone; a deleted one may be back
+  a group or a chain        it may never continue: `penstock purge` its queue and send it again
+No worker can settle a job with a lease from before the repair.
 ";
 
 fn repaired(report: &RepairReport) -> String {
     let mut text = match report.put_back {
         0 => String::new(),
-        count => format!("{count} segments had each other's names, and have their own again\n"),
+        count => {
+            format!("{count} segments were stored under each other's names, and were renamed\n")
+        }
     };
     let Some(aside) = &report.damaged_files else {
         text.push_str(match report.put_back {
-            0 => "the journal is sound: nothing was changed\n",
-            _ => "nothing else was damaged: no record is gone\n",
+            0 => "the journal is sound; nothing was changed\n",
+            _ => "nothing else was damaged; no record was lost\n",
         });
         return text;
     };
@@ -60,7 +62,7 @@ fn repaired(report: &RepairReport) -> String {
         text.push_str(WHAT_A_LOSS_MEANS);
     }
     match report.resumed {
-        true => text.push_str("an earlier repair was interrupted, and is finished now\n"),
+        true => text.push_str("finished an earlier repair that was interrupted\n"),
         false => text.push_str(&format!("{} records were kept\n", report.records)),
     }
     if report.torn_batches > 0 {
@@ -76,7 +78,7 @@ fn repaired(report: &RepairReport) -> String {
 fn described(lost: &Lost) -> String {
     let records = match (lost.records, lost.is_open_ended) {
         (0, false) => "no record".to_owned(),
-        (0, true) => format!("all from record {} on, if there was any", lost.position),
+        (0, true) => format!("all records from {} on, if there were any", lost.position),
         (1, false) => format!("record {}", lost.position),
         (count, false) => format!("records {} to {}", lost.position, lost.position + count - 1),
         (count, true) => format!(
@@ -89,14 +91,14 @@ fn described(lost: &Lost) -> String {
         (file, from, to) if from >= to => format!(" ({file})"),
         (file, from, to) => format!(" ({file}, bytes {from} to {to})"),
     };
-    let mut text = format!("gone: {records}{place}: {}\n", lost.what);
+    let mut text = format!("lost: {records}{place}: {}\n", lost.what);
     for job in lost
         .remains
         .iter()
         .flat_map(|remains| published_in(remains))
     {
         text.push_str(&format!(
-            "  with job {} of {} in queue {}, if what is left can be trusted\n",
+            "  with job {} of {} in queue {}, if the remaining bytes can be trusted\n",
             job.id,
             printable(&job.task),
             printable(&job.queue)

@@ -13,11 +13,11 @@ pub fn run(directory: &Path) -> Result<(), Failure> {
     let done = upgrade(storage, options)?;
     let mut text = match done.from == done.to {
         true => format!(
-            "the journal is in format {}, the newest that this program knows: nothing was changed\n",
+            "the journal is in format {}, the newest that this program knows; nothing was changed\n",
             done.to
         ),
         false => format!(
-            "upgraded from format {} to {}: older programs refuse the journal from now on\n",
+            "upgraded from format {} to {}; older programs now refuse this journal\n",
             done.from, done.to
         ),
     };

@@ -1,4 +1,4 @@
-//! Schedules that a person makes and changes by hand.
+//! Adds and edits schedules by hand.
 
 use clap::Args;
 use penstock_drawing::fields_of_schedule;
@@ -14,28 +14,28 @@ use crate::moment::{coming_moment, duration, moment, now_ms};
 use crate::remote::{Broker, BrokerArguments};
 use crate::text::{printable, show, show_json};
 
-/// Time for which a result is kept, as of a task without options.
+/// Time for which a result is kept: the default of a task.
 const RESULT_TTL_MS: u64 = 24 * 60 * 60 * 1000;
-/// Starts of a job whose process dies each time, as of a task without options.
+/// Maximum number of crashes of a job: the default of a task.
 const MAX_CRASHES: u8 = 3;
-/// Age up to which missed times are caught up with, as in code.
+/// Maximum age of missed times that are made up for: the default in code.
 const WINDOW_MS: u64 = 60 * 60 * 1000;
 
 #[derive(Args)]
 pub(super) struct AddArguments {
-    /// The schedule
+    /// Name of the schedule
     #[arg(value_name = "NAME")]
     name: String,
-    /// Task that its jobs run, such as shop.report
+    /// Task to run, such as shop.report
     #[arg(value_name = "TASK")]
     task: String,
-    /// App of the schedule, as in App("shop")
+    /// App that the schedule belongs to, as in App("shop")
     #[arg(long, value_name = "NAME")]
     app: String,
     /// Positional arguments of the task, as a JSON array
     #[arg(long, value_name = "JSON", default_value = "[]")]
     args: String,
-    /// Named arguments of the task, as a JSON object
+    /// Keyword arguments of the task, as a JSON object
     #[arg(long, value_name = "JSON", default_value = "{}")]
     kwargs: String,
     #[command(flatten)]
@@ -57,31 +57,31 @@ pub(super) struct EditArguments {
 
 #[derive(Args)]
 struct TimesArguments {
-    /// Five fields of cron, such as "30 2 * * *", or @hourly and its like
+    /// A cron line of five fields, such as "30 2 * * *", or @hourly and the like
     #[arg(long, value_name = "LINE")]
     cron: Option<String>,
-    /// Interval, such as 90s or 12h, from when the schedule is made
+    /// An interval, such as 90s or 12h, counted from when the schedule is added
     #[arg(long, value_name = "TIME", value_parser = duration)]
     every: Option<std::time::Duration>,
-    /// One moment, such as 2030-01-31T08:00:00Z, or 90m from now
+    /// A single time, such as 2030-01-31T08:00:00Z, or 90m from now
     #[arg(long, value_name = "WHEN", value_parser = coming_moment)]
     at: Option<u64>,
-    /// Time zone of the line of cron, such as Europe/Paris; UTC unless given
+    /// Time zone of the cron line, such as Europe/Paris [default: UTC]
     #[arg(long, value_name = "ZONE")]
     tz: Option<String>,
-    /// Treatment of a time while the job before has not ended: skip, queue, cancel_previous or allow
+    /// What to do at a time when the previous job has not ended: skip, queue, cancel_previous or allow
     #[arg(long, value_name = "HOW", value_parser = overlap)]
     overlap: Option<Overlap>,
-    /// Treatment of times that came while no broker ran: once, skip or all
+    /// What to do about times that passed while no broker was running: once, skip or all
     #[arg(long, value_name = "HOW", value_parser = catch_up)]
     catchup: Option<CatchUp>,
-    /// Age up to which missed times are caught up with; 1h unless given
+    /// Maximum age of missed times that are made up for [default: 1h]
     #[arg(long, value_name = "TIME", value_parser = duration)]
     window: Option<std::time::Duration>,
-    /// Most by which each job comes later than its time
+    /// Maximum random delay of each job after its time
     #[arg(long, value_name = "TIME", value_parser = duration)]
     jitter: Option<std::time::Duration>,
-    /// Queue of its jobs; "default" unless given
+    /// Queue of the jobs [default: default]
     #[arg(short = 'Q', long, value_name = "QUEUE")]
     queue: Option<String>,
 }
@@ -115,12 +115,12 @@ impl TimesArguments {
             (None, None, Some(at)) => Ok(Some(Rhythm::At(at))),
             _ => Err(Failure::new(
                 WRONG_CALL,
-                "a schedule has one of --cron, --every and --at".to_owned(),
+                "give only one of --cron, --every and --at".to_owned(),
             )),
         }
     }
 
-    /// Whether nothing is to change.
+    /// Whether no option was given.
     fn is_empty(&self) -> bool {
         let Self {
             cron,
@@ -138,7 +138,7 @@ impl TimesArguments {
         times && policies && jitter.is_none() && queue.is_none()
     }
 
-    /// Returns these times, with those of `was` in the place of what is left out.
+    /// Returns these times, with those of `was` for every option that was left out.
     fn over(&self, was: ScheduleTimes) -> Result<ScheduleTimes, Failure> {
         Ok(ScheduleTimes {
             timing: ScheduleTiming {
@@ -156,7 +156,7 @@ impl TimesArguments {
 
 pub(super) fn add(arguments: &AddArguments) -> Result<(), Failure> {
     let Some(rhythm) = arguments.times.rhythm()? else {
-        let text = "say when its jobs come: --cron, --every or --at".to_owned();
+        let text = "give the times of the schedule: --cron, --every or --at".to_owned();
         return Err(Failure::new(WRONG_CALL, text));
     };
     let body = body(&arguments.args, &arguments.kwargs)?;
@@ -167,7 +167,7 @@ pub(super) fn add(arguments: &AddArguments) -> Result<(), Failure> {
     };
     if look_up(&broker, &schedule)?.is_some() {
         let text = format!(
-            "app {:?} has a schedule {:?}; `penstock schedule edit` changes its times",
+            "app {:?} already has a schedule {:?}; `penstock schedule edit` changes its times",
             schedule.app, schedule.name
         );
         return Err(Failure::new(FAILED, text));
@@ -208,7 +208,7 @@ pub(super) fn add(arguments: &AddArguments) -> Result<(), Failure> {
 pub(super) fn edit(arguments: &EditArguments) -> Result<(), Failure> {
     let (one, times) = (&arguments.one, &arguments.times);
     if times.is_empty() {
-        let text = "say what is to change, such as --every 5m or --overlap queue".to_owned();
+        let text = "give at least one change, such as --every 5m or --overlap queue".to_owned();
         return Err(Failure::new(WRONG_CALL, text));
     }
     let broker = one.broker.find()?;
@@ -228,7 +228,7 @@ pub(super) fn edit(arguments: &EditArguments) -> Result<(), Failure> {
     tell(&broker, &schedule, "changed", one.json)
 }
 
-/// Encodes the arguments of a job as Python does: see `penstock/_values/envelope.py`.
+/// Encodes the arguments of a job as `penstock/_values/envelope.py` does.
 fn body(args: &str, kwargs: &str) -> Result<Vec<u8>, Failure> {
     let args: Vec<Value> = read("--args", "a JSON array, such as '[\"de\", 3]'", args)?;
     let kwargs: Map<String, Value> = read(
@@ -246,7 +246,7 @@ fn read<T: serde::de::DeserializeOwned>(
     text: &str,
 ) -> Result<T, Failure> {
     serde_json::from_str(text)
-        .map_err(|error| Failure::new(WRONG_CALL, format!("{what} takes {wanted}: {error}")))
+        .map_err(|error| Failure::new(WRONG_CALL, format!("{what} must be {wanted}: {error}")))
 }
 
 fn look_up(broker: &Broker, schedule: &ScheduleName) -> Result<Option<ScheduleInfo>, Failure> {
@@ -259,7 +259,7 @@ fn look_up(broker: &Broker, schedule: &ScheduleName) -> Result<Option<ScheduleIn
     Ok(page(broker, query)?.schedules.pop())
 }
 
-/// Tells how a schedule is now.
+/// Reports the present state of a schedule.
 fn tell(
     broker: &Broker,
     schedule: &ScheduleName,
@@ -269,7 +269,7 @@ fn tell(
     let Some(info) = look_up(broker, schedule)? else {
         return Err(Failure::new(
             FAILED,
-            "somebody has removed it meanwhile".to_owned(),
+            "the schedule was removed in the meantime".to_owned(),
         ));
     };
     if as_json {
@@ -278,7 +278,7 @@ fn tell(
     let next = match info.next.first() {
         _ if info.is_paused => "paused".to_owned(),
         Some(next) => format!("next {}", moment(now_ms(), *next)),
-        None => "no more times come".to_owned(),
+        None => "no more times".to_owned(),
     };
     let name = printable(&info.name.name);
     show(&format!("{name}: {done}, {}; {next}\n", when(&info)))

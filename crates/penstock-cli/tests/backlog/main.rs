@@ -1,5 +1,5 @@
-//! What a long backlog costs, in what does not depend on the machine: bytes, counts, and processor time beside
-//! processor time. `make bench-backlog` is the same at full length, by the clock.
+//! Checks the costs of a long backlog that don't depend on the machine: bytes, counts, and ratios of processor
+//! time. `make bench-backlog` is the same at full length, by the clock.
 
 #[expect(dead_code, reason = "the benchmark measures more")]
 #[path = "../../benches/backlog/harness.rs"]
@@ -37,7 +37,7 @@ fn least(rounds: impl Iterator<Item = Pace>) -> Pace {
 fn a_long_backlog_is_small_outlives_its_broker_in_order_and_leaves_nothing_behind() {
     let mut broker = Broker::start();
     let mut client = broker.client();
-    // The first round makes files and buffers.
+    // The first round creates files and buffers.
     client.enqueue(FEW, numbered, |_| None);
     client.drain(FEW, |_| {});
     let rounds = [(); ROUNDS].map(|()| {
@@ -84,7 +84,7 @@ fn a_long_backlog_is_small_outlives_its_broker_in_order_and_leaves_nothing_behin
         out.cpu_us(),
         recovered_us
     );
-    // A broker that knows nothing has 20 MiB or less.
+    // A broker without jobs has 20 MiB or less.
     let each = waiting_bytes.saturating_sub(32 * MIB) / JOBS;
     assert!(each < 100, "{each} bytes for each job that waits");
     assert!(left_bytes < 64 * MIB, "{} MiB are kept", left_bytes / MIB);

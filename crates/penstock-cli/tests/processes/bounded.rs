@@ -1,4 +1,4 @@
-//! Groups that fail on a full disk, with all that it holds.
+//! Tests groups that fail on a full disk, and everything that the disk holds.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -18,26 +18,26 @@ use penstock_message::{
 
 use crate::support::*;
 
-/// A call's own deadline.
+/// Deadline of a call.
 const DEADLINE: Duration = PATIENCE;
-/// New jobs are taken again so soon after the group has failed.
+/// Time after a group's failure until new jobs are accepted again.
 const AGAIN: Duration = Duration::from_secs(5);
-/// What a journal holds beside its reserves and 24 bytes for each value still kept.
+/// Journal size beyond its reserves and 24 bytes for each value still kept.
 const JOURNAL_BYTES: u64 = 10 << 20;
 const KEPT_VALUE_BYTES: u64 = 24;
-/// Status waits for no disk.
+/// Time for a status, which waits for no disk.
 const STATUS: Duration = Duration::from_secs(1);
-/// The bounds above are those of a machine that starts the program within this. One that takes longer has too much else to
-/// do, and gets as much longer for all of them.
+/// Start time of the program on a machine for which the bounds above hold. A slower machine is busy, so all its
+/// bounds are scaled by the ratio.
 const STARTS: Duration = Duration::from_millis(20);
 const LARGE_JOIN: u32 = 20_000;
 const HELD_BY_A_JOIN: u32 = 1_000;
 
-/// A small disk in memory.
+/// Small disk in memory.
 struct SmallDisk(PathBuf);
 
 impl SmallDisk {
-    /// `None`: this is no machine to mount one, which in CI is an error.
+    /// `None` if this machine can't mount one, which is an error in CI.
     fn mount(at: PathBuf, megabytes: u32) -> Option<Self> {
         std::fs::create_dir(&at).expect("a directory");
         let mut mount = Command::new("mount");
@@ -63,7 +63,7 @@ impl Drop for SmallDisk {
     }
 }
 
-/// What the calls of one client come to, one after the other.
+/// Counts the outcomes of one client's calls, made one after the other.
 struct Client {
     driver: Arc<dyn Driver>,
     numbers: u128,
@@ -94,7 +94,7 @@ impl Client {
         }
     }
 
-    /// Whether it was taken; if not, the disk was full.
+    /// Whether the call was accepted; if not, the disk was full.
     fn commit(&self, ops: Vec<Op>) -> bool {
         let (told, outcome) = channel();
         let done = Box::new(move |outcome| told.send(outcome).expect("somebody waits"));
@@ -150,7 +150,7 @@ impl Client {
     }
 }
 
-/// How many times as long as a quiet machine this one takes just now.
+/// Returns how much slower than a quiet machine this one is at the moment.
 fn slowness() -> f64 {
     let start = Instant::now();
     let version = penstock().arg("--version").output();
@@ -162,7 +162,8 @@ fn is_long_run() -> bool {
     std::env::var_os("PENSTOCK_LONG").is_some()
 }
 
-/// Fills a disk with what waits for groups, lets one member of each fail, and sees that all ends.
+/// Fills a disk with jobs that wait for groups, fails one member of each group, and checks that all of them
+/// end.
 fn fail_all(body: &Bytes) {
     let place = tempfile::tempdir().expect("a directory");
     let megabytes = if is_long_run() { 40 } else { 24 };
@@ -183,11 +184,12 @@ fn fail_all(body: &Bytes) {
     let mut client = Client::of(&socket);
     let mut joins = Vec::new();
     let mut held = 0;
-    // One large group, and many more.
+    // One large group, and many small ones.
     let large = client.hold(LARGE_JOIN, body).expect("there is room");
     joins.push(large);
     held += LARGE_JOIN;
-    // A call may be refused for its size, or just before reclaim finds some room: the disk is full when it says so.
+    // A call may be refused for its size, or just before reclaim finds space. The broker's status says when the
+    // disk is full.
     while client.status().space == Space::Plenty {
         for each in [HELD_BY_A_JOIN, 1] {
             while let Some(join) = client.hold(each, body) {
@@ -233,7 +235,7 @@ fn fail_all(body: &Bytes) {
     let status = STATUS.mul_f64(slowness());
     assert!(slowest < status, "a status took {slowest:?} of {status:?}");
 
-    // What has not given way is kept, as failed jobs are, until somebody drops it.
+    // Everything that was not dropped is kept, as failed jobs are, until a person drops it.
     let drop = Op::Cancel {
         target: Target::Filter(Filter::default()),
         reason: String::new(),

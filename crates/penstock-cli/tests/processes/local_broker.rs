@@ -1,4 +1,4 @@
-//! The hidden broker of a directory: who may be it, when it leaves, and what it keeps of its starter.
+//! Tests the background broker of a directory: which process becomes it, when it exits, and what it inherits.
 
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
@@ -22,7 +22,7 @@ fn a_second_broker_of_a_directory_gives_way() {
         .unwrap();
     assert_eq!(second.status.code(), Some(6), "{}", text(&second));
     assert!(
-        text(&second).contains("another broker serves"),
+        text(&second).contains("another broker is already running for"),
         "{}",
         text(&second)
     );
@@ -246,7 +246,7 @@ fn a_directory_that_others_can_write_is_refused_by_every_command_with_the_remedy
     let url = format!("local:{path}");
     let refused = |arguments: &[&str], remedy: &str| {
         let output = run(arguments);
-        // The code says that trying again is in vain until somebody mends something.
+        // The exit code says that trying again is pointless until somebody fixes something.
         assert_eq!(output.status.code(), Some(78), "{}", text(&output));
         assert!(text(&output).contains(remedy), "{}", text(&output));
     };
@@ -268,7 +268,7 @@ fn a_directory_that_others_can_write_is_refused_by_every_command_with_the_remedy
     Local::start_in(place.path(), "60");
 }
 
-/// Creates queues, and keeps them, for a paused queue is one to remember.
+/// Creates queues that stay: a paused queue is always remembered.
 fn make_queues(broker: &Local, names: &[String]) {
     let mut client = RawClient::unix(&broker.socket()).join(1);
     for (index, names) in names.chunks(1_000).enumerate() {
@@ -387,7 +387,7 @@ fn names_from_outside_do_not_reach_a_terminal_as_they_are() {
         &["limit", "set", "a\u{1b}[1m\nforged", "--max-length", "1"],
         &["a\\u{1b}[1m\\nforged: at most 1 job from now on"],
     );
-    // Programs read what it is, in JSON's own escapes.
+    // Programs read the exact name, in JSON's own escapes.
     let json = run(&["status", "--json", "--url", &url]);
     let json: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
     let queues = json["queues"].as_array().unwrap();

@@ -1,4 +1,4 @@
-//! The program as processes: what a person or a script that runs `penstock` may rely on.
+//! Tests the program as processes: what a person or a script that runs `penstock` may rely on.
 
 mod bounded;
 mod local_broker;

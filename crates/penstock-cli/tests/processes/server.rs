@@ -1,4 +1,4 @@
-//! `penstock server` as a process: whom it lets in, whom it throws out, and what a kill -9 leaves.
+//! Tests `penstock server` as a process: which clients it accepts or disconnects, and what survives kill -9.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -17,7 +17,7 @@ use penstock_wire::proto::{self, ToBroker, ToClient, close::Why};
 use penstock_wire::{Decoder, MAX_FRAME_BYTES};
 use rustix::process::Signal;
 
-/// A server on a free port of loopback, and its address.
+/// Server on a free loopback port, with its address.
 pub fn serve(place: &Path, more: &[&str], token: Option<&str>) -> (Running, String) {
     let mut command = penstock();
     command.args(["server", "--listen", "tcp://127.0.0.1:0", "--data"]);
@@ -109,8 +109,8 @@ fn sigterm_tells_clients_and_ends_with_0() {
     assert!(good.status.success(), "{}", text(&good));
 }
 
-/// A write to the log that failed was reported on standard error, by a call that panics when that fails,
-/// too. So a server whose log went to `head`, or to a full disk, aborted at its next line.
+/// A failed write to the log was reported on standard error, by a call that panics when that write fails too.
+/// So a server whose log went to `head`, or to a full disk, aborted at its next line.
 #[test]
 fn a_log_that_can_not_be_written_ends_no_server_and_changes_no_exit_code() {
     for (log, stdio) in broken_logs() {
@@ -204,7 +204,7 @@ fn a_limit_on_files_is_a_full_disk_and_what_was_confirmed_is_kept() {
         server.said("listening on");
         server
     };
-    // No file may grow beyond 4 MiB: a failed write, and a signal that would end the process.
+    // No file may grow beyond 4 MiB. Beyond that a write fails, and a signal comes that would end the process.
     let mut server = start("ulimit -f 8192;");
     let mut client = RawClient::unix(&socket).join(1);
     let mut confirmed = 0;
@@ -213,7 +213,7 @@ fn a_limit_on_files_is_a_full_disk_and_what_was_confirmed_is_kept() {
             confirmed + 1,
             vec![publish_body(confirmed, 100_000)],
         ));
-        // It is told what happens as well, in a notice.
+        // The client also learns of it in a notice.
         let confirm = std::iter::repeat_with(|| client.hear().expect("an answer"))
             .find_map(|heard| heard.confirm);
         let mut confirm = confirm.expect("an answer to each publish");
@@ -246,7 +246,7 @@ fn a_limit_on_files_is_a_full_disk_and_what_was_confirmed_is_kept() {
     assert!((0..confirmed).all(|number| kept.contains(&number)));
 }
 
-/// What was told of each publish, written down outside of the process that is killed.
+/// Reported outcome of each publish, recorded outside of the process that is killed.
 #[derive(Default)]
 struct Books {
     confirmed: Mutex<BTreeSet<u64>>,
@@ -294,14 +294,14 @@ fn a_kill_with_commits_in_flight_loses_nothing_that_was_confirmed() {
         server.signal(Signal::KILL);
         server.ended();
         rounds += 1;
-        // A kill counts only when commits were in flight.
+        // A kill only counts when commits were in flight.
         let confirmed = books.confirmed.lock().unwrap().len() as u64;
         kills += u64::from(confirmed < rounds * EACH);
         assert!(
             rounds < 20 * KILLS,
             "the server confirms faster than it can be killed"
         );
-        // The driver finds the next server by itself and sends again what was not confirmed.
+        // The driver finds the next server automatically, and resends everything unconfirmed.
         server = start();
         while books.confirmed.lock().unwrap().len() < (rounds * EACH) as usize {
             ended.recv_timeout(PATIENCE).expect("the rest is confirmed");
@@ -418,7 +418,7 @@ fn a_panic_in_any_thread_ends_the_broker_before_it_writes() {
         let status = server.ended();
         assert_eq!(status.signal(), Some(6), "{thread}: {status:?}");
 
-        // Nothing wrong was written, and the client's second try is applied, once.
+        // Nothing wrong was written, and the client's second attempt is applied once.
         let (_server, address) = start("nowhere");
         let mut client = RawClient::tcp(&address).join(1);
         client.send(&ToBroker {

@@ -1,6 +1,6 @@
-//! What strangers can do to a server: who they are in these tests, and what they say and hear.
+//! Defines the strangers of these tests: clients that attack a server, and what they send and receive.
 //!
-//! `make hostile` runs the same with many more of them (`HOSTILE_CONNECTIONS`) and prints what it found.
+//! `make hostile` runs the same with many more of them (`HOSTILE_CONNECTIONS`) and prints its findings.
 
 mod business;
 mod floods;
@@ -17,7 +17,7 @@ use penstock_wire::{Decoder, MAX_FRAME_BYTES, PROTOCOL_VERSION, encode_frame};
 
 use crate::support::message;
 
-/// How many strangers come in each test; so many in `make test`.
+/// Number of strangers in each test; this many in `make test`.
 pub fn strangers(few: usize) -> usize {
     match std::env::var("HOSTILE_CONNECTIONS") {
         Ok(many) => many.parse().expect("a number"),
@@ -45,7 +45,7 @@ pub fn hello_of(session: u64, token: &[u8]) -> ToBroker {
             session: Bytes::copy_from_slice(&id),
             name: format!("test {session}"),
             token: Bytes::copy_from_slice(token),
-            // The longest that there is: nobody here is to be missed for being slow.
+            // The longest heartbeat: no client here should be dropped for being slow.
             heartbeat_ms: 3_600_000,
             ..proto::Hello::default()
         }),
@@ -76,7 +76,7 @@ pub fn commit(first_seq: u64, txs: Vec<Tx>) -> ToBroker {
     }
 }
 
-/// Leaves nothing behind but the last one.
+/// Deletes all earlier directories.
 pub fn note(number: u64) -> Tx {
     Tx::from(vec![Op::Put {
         key: Key::Named(Bytes::from_static(b"business")),
@@ -89,17 +89,17 @@ pub fn note(number: u64) -> Tx {
     }])
 }
 
-/// What was said to a stranger before the connection ended.
+/// Last message to a stranger before the connection closed.
 #[derive(Debug, Default)]
 pub struct Said {
     pub welcome: bool,
     pub close: Option<proto::Close>,
-    /// It did not end within the patience.
+    /// The connection did not close in time.
     pub goes_on: bool,
     pub everything: Vec<u8>,
 }
 
-/// Sends these pieces, and listens to the end, or for this long.
+/// Sends these pieces, then reads to the end or for this long.
 pub fn stranger(address: &str, pieces: &[Vec<u8>], then_shut: bool, patience: Duration) -> Said {
     let mut socket = TcpStream::connect(address).expect("somebody listens");
     socket.set_nodelay(true).expect("it is connected");
@@ -123,7 +123,7 @@ pub fn stranger(address: &str, pieces: &[Vec<u8>], then_shut: bool, patience: Du
                 said.goes_on = true;
                 break;
             }
-            // What it had not read when it closed makes this end a hard one.
+            // Unread bytes at the close cause a reset.
             Err(_) => break,
         }
     }

@@ -1,4 +1,4 @@
-//! Real processes of the real program, each in a directory of its own, ended when a test ends.
+//! Starts real processes of the real program, each in its own directory, and stops them when a test ends.
 
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -21,7 +21,7 @@ pub const PATIENCE: Duration = Duration::from_secs(30);
 
 pub fn penstock() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_penstock"));
-    // Nothing of who runs the tests.
+    // Clear all settings of the person who runs the tests.
     command
         .env_remove("PENSTOCK_URL")
         .env_remove("PENSTOCK_TOKEN");
@@ -29,7 +29,7 @@ pub fn penstock() -> Command {
     command
 }
 
-/// A job as a client publishes it, with nothing that is rare.
+/// Message as a client publishes it, with no rare fields.
 pub fn message(id: MessageId, body: Bytes) -> Message {
     Message {
         id,
@@ -62,7 +62,7 @@ pub fn text(output: &Output) -> String {
     format!("{out}{err}")
 }
 
-/// A process that a test started.
+/// Process that a test started.
 pub struct Running {
     child: Child,
     said: Receiver<String>,
@@ -89,7 +89,7 @@ impl Running {
         Self { child, said }
     }
 
-    /// Waits for a line with this in it.
+    /// Waits for a line that contains this.
     pub fn said(&self, part: &str) -> String {
         let mut before = Vec::new();
         loop {
@@ -101,7 +101,7 @@ impl Running {
         }
     }
 
-    /// Waits until a local broker serves: then it lets go of its standard error.
+    /// Waits until a local broker serves: it then closes its standard error.
     pub fn serves(&self) {
         match self.said.recv_timeout(PATIENCE) {
             Err(RecvTimeoutError::Disconnected) => {}
@@ -109,7 +109,7 @@ impl Running {
         }
     }
 
-    /// All lines that were not asked for yet, up to its end.
+    /// Returns all lines not read yet, up to the end.
     pub fn everything_said(&self) -> Vec<String> {
         self.said.iter().collect()
     }
@@ -134,13 +134,13 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // An error: it has ended already.
+        // An error means that it has already exited.
         let _ended = self.child.kill();
         let _reaped = self.child.wait();
     }
 }
 
-/// Whether the process has ended within this time.
+/// Whether the process exits within this time.
 pub fn wait_for_end(pid: Pid, patience: Duration) -> bool {
     let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else {
         return true;
@@ -158,7 +158,7 @@ pub fn wait_for_end(pid: Pid, patience: Duration) -> bool {
     }
 }
 
-/// Places for a log that take not one line: a pipe whose reader has ended (`| head`), and a full disk.
+/// Targets for a log that accept no line: a pipe whose reader has exited (`| head`), and a full disk.
 pub fn broken_logs() -> [(&'static str, Stdio); 2] {
     let (_, unread) = std::io::pipe().expect("a pipe");
     let full = std::fs::File::options().write(true).open("/dev/full");
@@ -168,7 +168,7 @@ pub fn broken_logs() -> [(&'static str, Stdio); 2] {
     ]
 }
 
-/// Waits until a server takes connections there, which it only tells its log.
+/// Waits until a server accepts connections there, which only its log reports.
 pub fn wait_until_it_listens(socket: &Path) {
     let until = Instant::now() + PATIENCE;
     while UnixStream::connect(socket).is_err() {
@@ -177,7 +177,7 @@ pub fn wait_until_it_listens(socket: &Path) {
     }
 }
 
-/// A broker of a directory, started as a client would, and what it needs to be left alone.
+/// Broker of a directory, started as a client would start it, with everything that keeps it isolated.
 pub struct Local {
     pub place: tempfile::TempDir,
     pub process: Running,
@@ -209,7 +209,7 @@ impl Local {
     }
 }
 
-/// A client that speaks the protocol and nothing above it.
+/// Client that speaks only the protocol.
 pub struct RawClient<S> {
     socket: S,
     decoder: Decoder<ToClient>,
@@ -260,7 +260,7 @@ impl<S: Read + Write> RawClient<S> {
         self.socket.write_all(bytes).expect("it is taken");
     }
 
-    /// The next frame; `None` at the end of the connection.
+    /// Returns the next frame; `None` at the end of the connection.
     pub fn hear(&mut self) -> Option<ToClient> {
         let mut buffer = [0; 4096];
         loop {
@@ -272,7 +272,7 @@ impl<S: Read + Write> RawClient<S> {
                 return Some(frame);
             }
             match self.socket.read(&mut buffer) {
-                // A signal, such as that of a child that has ended.
+                // A signal, such as that of an exited child.
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Ok(0) => return None,
                 Ok(count) => self.decoder.extend(&buffer[..count]),
@@ -281,7 +281,7 @@ impl<S: Read + Write> RawClient<S> {
         }
     }
 
-    /// Why the connection was closed, once it is.
+    /// Returns why the connection was closed, once it is.
     pub fn farewell(&mut self) -> proto::Close {
         let mut last = None;
         while let Some(frame) = self.hear() {

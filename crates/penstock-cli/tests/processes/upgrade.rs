@@ -1,5 +1,5 @@
-//! What no Python API shows of a journal that an earlier program has written: claims, joins, refusals.
-//! (`tests/upgrade/` has that journal, and looks at its jobs.)
+//! Checks the parts of an earlier program's journal that no Python API shows: claims, joins, refusals.
+//! (`tests/upgrade/` has that journal, and checks its jobs.)
 
 use std::path::Path;
 use std::process::Command;
@@ -13,7 +13,7 @@ use rustix::process::Signal;
 use crate::strangers::commit;
 use crate::support::*;
 
-/// The date on which `tests/upgrade/format-1` was made, and five minutes: sessions age.
+/// Date on which `tests/upgrade/format-1` was made, plus five minutes, because sessions age.
 const OPENED: &str = "@2026-01-15 12:05:00";
 
 fn unpack_format_1(data: &Path) {
@@ -30,7 +30,7 @@ fn unpack_format_1(data: &Path) {
     assert!(unpacked.expect("tar runs").success());
 }
 
-/// As `make_format_1.rs` numbers its jobs.
+/// Numbers of the messages, as in `make_format_1.rs`.
 fn id(number: u8) -> MessageId {
     let mut bytes = [0; 16];
     bytes[..6].copy_from_slice(&1_768_478_400_000_u64.to_be_bytes()[2..]);
@@ -68,7 +68,7 @@ fn price_is(body: &'static [u8]) -> Tx {
 struct Client(RawClient<std::net::TcpStream>);
 
 impl Client {
-    /// A session of the fixture, or a new one.
+    /// Session of the fixture, or a new one.
     fn join(address: &str, session: &[u8; 16], last_seq: u64) -> (Self, proto::Welcome) {
         let mut client = RawClient::tcp(address);
         client.send(&ToBroker {
@@ -83,7 +83,7 @@ impl Client {
         (Self(client), welcome.expect("a welcome"))
     }
 
-    /// Why it was not simply applied, if so.
+    /// Reason why it was not simply applied, if so.
     fn commit(&mut self, seq: u64, tx: Tx) -> Option<proto::Receipt> {
         self.0.send(&commit(seq, vec![tx]));
         self.confirm().receipts.into_iter().next()
@@ -134,7 +134,7 @@ fn claims_joins_values_and_refusals_of_format_1_hold() {
     let line = server.said("listening on tcp://");
     let (_, address) = line.split_once("tcp://").unwrap();
 
-    // Its session is known, with all that it did: number 6 was refused, as it is told unasked.
+    // Its session is known with all its transactions: number 6 was refused, as the welcome states.
     let (mut special, welcome) = Client::join(address.trim(), b"special session ", 11);
     assert!(!welcome.forgotten);
     assert_eq!(welcome.applied_through, 5);

@@ -1,4 +1,4 @@
-//! What others notice of strangers: the times of somebody's confirms, and what the server uses.
+//! Measures how strangers affect others: the times of a client's confirms, and the server's resources.
 
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,7 +10,7 @@ use rustix::process::Pid;
 use super::{commit, hello_of, is_long_run, note};
 use crate::support::*;
 
-/// Somebody with business there: commits one thing after the other, and times each confirm.
+/// Legitimate client: commits one transaction after the other, and times each confirm.
 pub struct Business<'a> {
     session: u64,
     stop: &'a AtomicBool,
@@ -49,7 +49,7 @@ pub fn p99(times: &mut [Duration]) -> Duration {
     times[times.len() * 99 / 100]
 }
 
-/// Into how many rounds a disturbance is dealt out.
+/// Number of rounds into which a disturbance is split.
 pub fn rounds() -> usize {
     if is_long_run() { 15 } else { 1 }
 }
@@ -59,9 +59,8 @@ pub fn median(times: &mut [Duration]) -> Duration {
     times[times.len() / 2]
 }
 
-/// Somebody has business while something is done, and while something else is. Gives the 99th percentiles
-/// of both. They take turns and the median round counts, so that what else this machine does meanwhile falls on
-/// both alike.
+/// Runs the client during one activity and during another, and returns the 99th percentiles of both. The
+/// activities alternate and the median round counts, so that other load on the machine affects both alike.
 pub fn compare_business(
     address: &str,
     token: &[u8],
@@ -90,7 +89,8 @@ pub fn compare_business(
     (median(&mut with_one), median(&mut with_other))
 }
 
-/// Does something in rounds while somebody has business; gives the 99th percentiles without and with it.
+/// Runs an activity in rounds while the client commits; returns the 99th percentiles without and with the
+/// activity.
 pub fn beside_business(
     address: &str,
     token: &[u8],
@@ -100,7 +100,7 @@ pub fn beside_business(
     compare_business(address, token, |_| thread::sleep(while_quiet), disturb)
 }
 
-/// The bound on what others may notice; the millisecond is a disk's whim.
+/// Bound on what other clients may notice. The millisecond allows for variation of the disk.
 pub fn assert_not_disturbed(alone: Duration, meanwhile: Duration) {
     if is_long_run() {
         assert!(
@@ -110,7 +110,7 @@ pub fn assert_not_disturbed(alone: Duration, meanwhile: Duration) {
     }
 }
 
-/// Of a process: resident memory in bytes, open files, and time used.
+/// Resources of a process: resident memory in bytes, open files, and CPU time.
 pub fn usage(pid: Pid) -> (u64, usize, Duration) {
     let place = format!("/proc/{}", pid.as_raw_nonzero());
     let status = fs::read_to_string(format!("{place}/status")).expect("it runs");
@@ -126,7 +126,7 @@ pub fn usage(pid: Pid) -> (u64, usize, Duration) {
         .split_whitespace()
         .map(|field| field.parse().unwrap_or(0))
         .collect();
-    // Of user and system, in ticks of 10 ms.
+    // User and system time, in ticks of 10 ms.
     let ticks = fields[11] + fields[12];
     (resident * 1024, files, Duration::from_millis(ticks * 10))
 }

@@ -1,4 +1,4 @@
-//! Strangers who are too many: they leave nothing behind, and who has business there is served meanwhile.
+//! Tests too many strangers: they leave nothing behind, and legitimate clients are served meanwhile.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -31,7 +31,7 @@ fn more_clients_than_a_server_takes_are_told_so() {
         "this broker has its 3 connections, as many as it takes"
     );
     clients.pop();
-    // The place is free once the server has noticed.
+    // The slot is free once the server notices.
     let until = Instant::now() + PATIENCE;
     loop {
         let mut client = RawClient::tcp(&address);
@@ -75,7 +75,7 @@ fn a_server_with_few_files_keeps_some_for_its_journal_and_goes_on_when_even_thes
     business.send(&commit(1, vec![publish(1)]));
     assert_eq!(business.hear().unwrap().confirm.unwrap().through, 1);
 
-    // None at all: as if somebody else had taken them.
+    // No address is left, as if another client had taken them all.
     drop(idle);
     let pid = server.pid();
     let (_, files, _) = usage(pid);
@@ -188,9 +188,9 @@ fn who_connects_again_and_again_disturbs_nobody_and_leaves_nothing_behind() {
     }
 }
 
-/// Publishes so many jobs of 1 KB each to the queue, as fast as they are confirmed.
+/// Publishes this many jobs of 1 KB each to the queue, as fast as they are confirmed.
 fn publish_many(address: &str, queue: &str, round: usize, count: u64) {
-    // Of this queue and round alone.
+    // Unique to this queue and round.
     let from = ((queue.len() as u64) << 32) + ((round as u64) << 20);
     let mut client = RawClient::tcp(address);
     client.send(&hello_of(3 << 40 | from, b""));
@@ -248,10 +248,10 @@ fn a_consumer_that_reads_nothing_of_what_it_asked_for_disturbs_nobody_and_takes_
         before.0, after.0
     );
     assert_not_disturbed(alone, meanwhile);
-    // The jobs themselves, as a backlog holds them, and little more for whoever does not read.
+    // The jobs themselves, as in any backlog, and little more for a client that does not read.
     let backlog = jobs * 200 + (jobs << 10).min(64 << 20);
     assert!(after.0 < before.0 + backlog + (24 << 20), "{after:?}");
     assert!(server.is_running());
-    // It was asked for, and what there was room for has come.
+    // All deliveries with room in the buffers have arrived.
     while idle.hear().expect("a frame").deliveries.is_empty() {}
 }

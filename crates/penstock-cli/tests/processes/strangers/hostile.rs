@@ -1,5 +1,5 @@
-//! Strangers who say what they must not: they are told why they are sent away, they get nothing without the
-//! token, and who has business there is served meanwhile.
+//! Tests strangers that break the protocol. They learn why they are disconnected and get nothing without the
+//! token, and legitimate clients are served meanwhile.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,7 +15,7 @@ use super::{commit, framed, hello_of, publish, stranger, strangers};
 use crate::server::serve;
 use crate::support::*;
 
-/// xorshift64*, so that the same strangers come each time.
+/// Random generator xorshift64*, so that the same strangers come each time.
 struct Random(u64);
 
 impl Random {
@@ -35,7 +35,7 @@ impl Random {
     }
 }
 
-/// What a stranger may come up with; the reason that it must be told, if the protocol permits one.
+/// Attack of a stranger, with the reason that it must receive, if the protocol permits one.
 fn hostile_pieces(number: usize, random: &mut Random) -> (Vec<Vec<u8>>, Option<Why>) {
     let session = random.draw();
     let greeting = framed(&hello_of(session, b""));
@@ -76,7 +76,7 @@ fn hostile_pieces(number: usize, random: &mut Random) -> (Vec<Vec<u8>>, Option<W
             (vec![random.bytes(count)], None)
         }
         1 => {
-            // A true length before noise; what is no protobuf, or no hello, is told.
+            // A correct length before noise: anything that is not protobuf, or not a hello, gets an answer.
             let count = random.below(300);
             let mut bytes = (count as u32).to_le_bytes().to_vec();
             bytes.extend(random.bytes(count));
@@ -150,7 +150,7 @@ fn hostile_pieces(number: usize, random: &mut Random) -> (Vec<Vec<u8>>, Option<W
             (vec![framed(&hello)], Some(Why::Version))
         }
         14 => {
-            // A valid frame of a greeted client, some bytes changed.
+            // A valid frame of a greeted client, with some bytes changed.
             let mut bytes = valid;
             for _ in 0..=random.below(4) {
                 let at = random.below(bytes.len());
@@ -180,7 +180,7 @@ fn strangers_are_told_why_they_must_go_and_business_goes_on() {
     let (quiet, meanwhile) = beside_business(&address, b"", |round| {
         for number in (round..count).step_by(rounds()) {
             let (pieces, expected) = hostile_pieces(number, &mut random);
-            // Whoever has said too little would be waited for; it says that it is done.
+            // The server would wait for the rest of a short message, so the stranger closes its side.
             let said = stranger(&address, &pieces, expected.is_none(), PATIENCE);
             assert!(!said.goes_on, "{number}: {pieces:?}");
             let why = said.close.as_ref().map(proto::Close::why);
@@ -200,7 +200,7 @@ fn strangers_are_told_why_they_must_go_and_business_goes_on() {
     assert_not_disturbed(quiet, meanwhile);
 }
 
-/// Guesses at `token` that are not it.
+/// Wrong guesses at `token`.
 fn wrong_tokens(token: &[u8], random: &mut Random, count: usize) -> Vec<Vec<u8>> {
     let mut guesses = vec![
         Vec::new(),
@@ -254,7 +254,7 @@ fn nobody_gets_in_without_the_token_and_it_is_never_shown() {
     assert!(guesses.len() >= 200);
     for (number, guess) in guesses.iter().enumerate() {
         let mut hello = hello_of(number as u64, guess);
-        // What comes along with a wrong token is not heard either.
+        // Frames that follow a wrong token are not processed either.
         hello.ping = true;
         hello.commits = commit(1, vec![publish(number as u64)]).commits;
         let said = stranger(&address, &[framed(&hello)], false, PATIENCE);
@@ -341,7 +341,7 @@ fn half_a_hello_is_not_waited_for_longer_than_five_seconds() {
         .map(|number| {
             let (address, half) = (address.clone(), half.clone());
             thread::spawn(move || {
-                // All at once, or one byte a while.
+                // All at once, or one byte at a time.
                 let pieces = match number % 2 {
                     0 => vec![half],
                     _ => half.iter().map(|byte| vec![*byte]).collect(),
