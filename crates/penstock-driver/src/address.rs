@@ -4,20 +4,20 @@ use std::str::FromStr;
 
 use crate::DriverError;
 
-/// Which broker a URL means.
+/// Broker that a URL names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
-    /// `local:PATH`: the broker of a directory, started when it does not run.
+    /// `local:PATH`: the broker of a directory, started if it is not running.
     Local(PathBuf),
-    /// `unix:PATH` or `penstock+unix:PATH`: the broker that listens on this socket.
+    /// `unix:PATH` or `penstock+unix:PATH`: the broker listening on this socket.
     Unix(PathBuf),
     /// `tcp://HOST:PORT`.
     Tcp { host: String, port: u16 },
-    /// `memory:NAME`: a double for tests, each client's own. The name is for people.
+    /// `memory:NAME`: a test double, private to each client. The name is for people.
     Memory(String),
 }
 
-/// The port of a server that was not told another.
+/// Default port of a server.
 pub const DEFAULT_PORT: u16 = 5670;
 
 impl FromStr for Address {
@@ -29,13 +29,11 @@ impl FromStr for Address {
                 "the broker URL {url:?} {why}; give local:PATH, unix:PATH or tcp://HOST:PORT"
             ))
         };
-        let (scheme, rest) = url
-            .split_once(':')
-            .ok_or_else(|| wrong("names no scheme"))?;
-        // unix:///run/x and unix:/run/x mean the same; a path never needs two slashes in front.
+        let (scheme, rest) = url.split_once(':').ok_or_else(|| wrong("has no scheme"))?;
+        // unix:///run/x and unix:/run/x are the same; a path never needs two slashes before it.
         let path = rest.strip_prefix("//").unwrap_or(rest);
         match scheme {
-            // `rel` of local://rel/dir would be a host in any other URL.
+            // In any other URL, `rel` of local://rel/dir would be a host.
             "local" | "unix" | "penstock+unix"
                 if rest.starts_with("//") && !path.is_empty() && !path.starts_with('/') =>
             {
@@ -49,19 +47,19 @@ impl FromStr for Address {
                 let place = rest
                     .strip_prefix("//")
                     .ok_or_else(|| wrong("needs // before the host"))?;
-                // Nothing of it is repeated: it would be in logs.
+                // Don't repeat any part of it: the error may be logged.
                 if place.contains('@') {
                     return Err(DriverError::invalid(
-                        "the URL of a server holds no token: set PENSTOCK_TOKEN, and give tcp://HOST:PORT".to_owned(),
+                        "the URL of a server must not contain a token: set PENSTOCK_TOKEN, and give tcp://HOST:PORT".to_owned(),
                     ));
                 }
                 let place = place.strip_suffix('/').unwrap_or(place);
-                // The colons of a bare IPv6 address stand in brackets, as in any URL.
+                // A bare IPv6 address has its colons in brackets, as in any URL.
                 let (host, port) = match place.rsplit_once(':') {
                     Some((host, port)) if !port.ends_with(']') => {
                         let port = port
                             .parse()
-                            .map_err(|_| wrong("has a port that is no number up to 65535"))?;
+                            .map_err(|_| wrong("has a port that is not a number up to 65535"))?;
                         (host, port)
                     }
                     _ => (place, DEFAULT_PORT),
@@ -75,7 +73,7 @@ impl FromStr for Address {
                     port,
                 })
             }
-            _ => Err(wrong("has a scheme that this version does not know")),
+            _ => Err(wrong("has an unknown scheme")),
         }
     }
 }
@@ -121,12 +119,12 @@ mod tests {
         check("local://shop/data", "does not begin with /");
         check(
             "tcp://:hunter2@broker",
-            "holds no token: set PENSTOCK_TOKEN",
+            "must not contain a token: set PENSTOCK_TOKEN",
         );
         check("tcp://:1", "has no host");
         check("tcp:broker", "needs //");
         check("tcp://broker:99999", "up to 65535");
-        check("amqp://rabbit", "does not know");
-        check("broker", "names no scheme");
+        check("amqp://rabbit", "unknown scheme");
+        check("broker", "has no scheme");
     }
 }

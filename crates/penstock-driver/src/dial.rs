@@ -1,4 +1,4 @@
-//! How a connection is made: one blocking attempt, on a thread of its own that ends with it.
+//! Makes one blocking attempt to connect, on a thread that exits with it.
 
 use std::io;
 use std::net::{TcpStream, ToSocketAddrs};
@@ -10,25 +10,25 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, sockopt};
 
 pub trait Dial: Send + Sync {
-    /// Gives a connected socket that does not block.
+    /// Returns a connected non-blocking socket.
     fn dial(&self, give_up_at: Instant, start: Start) -> Result<OwnedFd, DialError>;
 }
 
-/// Whether a broker that is not there may be started, where a client can do that at all.
+/// Whether a missing broker may be started, where a client can do that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Start {
-    /// The broker was stopped in order, and nobody here has asked for anything since.
+    /// Don't start one: the broker was stopped cleanly, and no caller has asked for anything since.
     No,
-    /// For a worker: not in a directory that was deleted under it.
+    /// Start one for a worker, but not in a directory that was deleted.
     WhereItWas,
     Anywhere,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DialError {
-    /// Worth another try; the text says why, for people.
+    /// A retry may succeed; the text says why, for people.
     Unreachable(String),
-    /// No try will work until somebody fixes what the text says.
+    /// No retry will succeed until somebody fixes what the text says.
     Hopeless(String),
 }
 
@@ -49,12 +49,12 @@ impl Dial for Unix {
     }
 }
 
-/// Waits for a broker whose queue of connections is full, as that of a stopped process is.
+/// Connects, and waits for a broker whose connection queue is full, such as a stopped process.
 pub fn connect_unix(path: &Path, give_up_at: Instant) -> io::Result<OwnedFd> {
     let address = SocketAddrUnix::new(path)?;
     let socket = new_unix_socket()?;
     let patience = give_up_at.saturating_duration_since(Instant::now());
-    // A socket that blocks heeds this limit also when it connects.
+    // This timeout also limits a blocking connect.
     let patience = patience.max(Duration::from_millis(1));
     sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(patience))?;
     while let Err(error) = rustix::net::connect(&socket, &address) {
@@ -83,7 +83,7 @@ fn new_unix_socket() -> io::Result<OwnedFd> {
 fn new_unix_socket() -> io::Result<OwnedFd> {
     let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None)?;
     rustix::io::fcntl_setfd(&socket, rustix::io::FdFlags::CLOEXEC)?;
-    // There is no flag for one write that says that a closed connection is no reason to kill us.
+    // There is no per-write flag that suppresses SIGPIPE on a closed connection here.
     sockopt::set_socket_nosigpipe(&socket, true)?;
     Ok(socket)
 }
@@ -99,7 +99,8 @@ impl Tcp {
     }
 
     fn connect(&self, give_up_at: Instant) -> io::Result<OwnedFd> {
-        let mut last_error = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+        let mut last_error =
+            io::Error::new(io::ErrorKind::NotFound, "the host name has no address");
         for address in (self.host.as_str(), self.port).to_socket_addrs()? {
             let left = give_up_at.saturating_duration_since(Instant::now());
             if left.is_zero() {

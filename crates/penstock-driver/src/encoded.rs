@@ -1,5 +1,5 @@
-//! Transactions in their form on the wire. They are encoded once, by the thread that commits them, and
-//! outside of any lock; the thread that writes a frame only puts them together.
+//! Encodes transactions for the wire. The thread that commits a transaction encodes it once, outside of any
+//! lock. The thread that writes a frame only concatenates the results.
 
 use bytes::Bytes;
 use penstock_message::{Features, Tx};
@@ -7,25 +7,25 @@ use penstock_wire::proto;
 use prost::Message as _;
 use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint};
 
-/// How large a frame of several transactions, or a part of a large one, may grow. Small enough that
-/// other clients of the broker get their turn in between.
+/// Size up to which transactions are packed into one frame, and up to which a large one is split into parts.
+/// Small enough for other clients of the broker to get their turn in between.
 pub const FRAME_TARGET_BYTES: usize = 1 << 20;
 
-/// A transaction in its form on the wire, which is made once, by the thread that commits it.
+/// Transaction encoded for the wire, once, by the thread that commits it.
 pub struct Encoded {
-    /// Features that the engine must offer for it, apart from its durability.
+    /// Features that the engine must offer for it, not counting its durability.
     pub needs: Features,
     pub form: Form,
 }
 
 pub enum Form {
     Whole(Bytes),
-    /// Operations of one transaction that together are too much for a frame.
+    /// Operations of one transaction that is too large for a frame.
     Parts(Vec<Bytes>),
 }
 
 impl From<Form> for Encoded {
-    /// For a form whose operations any engine offers.
+    /// Wraps a form whose operations every engine offers.
     fn from(form: Form) -> Self {
         let needs = Features::NONE;
         Self { needs, form }
@@ -39,7 +39,7 @@ impl Encoded {
         Self { needs, form }
     }
 
-    /// A transaction that does nothing.
+    /// Returns a transaction without operations.
     pub fn nothing() -> Self {
         Form::Whole(Bytes::new()).into()
     }
@@ -66,8 +66,8 @@ impl Form {
         let mut parts = Vec::new();
         let mut part = Vec::new();
         for op in ops {
-            // A message within others would be asked for its length once for each of them: of a settlement that
-            // was a tenth of all that its worker's supervisor does.
+            // A nested message computes its length once per level of nesting. For settlements that took a tenth
+            // of the supervisor's time, so the length is computed once here.
             let op_bytes = op.encoded_len();
             let room = 1 + encoded_len_varint(op_bytes as u64) + op_bytes;
             if part.len() + room > FRAME_TARGET_BYTES && !part.is_empty() {
@@ -92,11 +92,11 @@ impl Form {
     }
 }
 
-/// The number of the operations in `proto::Tx`.
+/// Field number of the operations in `proto::Tx`.
 const OPS: u32 = 1;
 
-/// `proto::Commit` with its transactions already encoded: on the wire a message within a message and
-/// a field of bytes look the same.
+/// `proto::Commit` with its transactions already encoded. On the wire, a nested message and a field of bytes
+/// look the same.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct EncodedCommit {
     #[prost(uint64, tag = "1")]
@@ -109,7 +109,7 @@ pub struct EncodedCommit {
     pub part: i32,
 }
 
-/// `proto::ToBroker` with nothing but encoded commits.
+/// `proto::ToBroker` that only holds encoded commits.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct EncodedCommits {
     #[prost(message, repeated, tag = "2")]
@@ -122,7 +122,7 @@ mod tests {
 
     use super::*;
 
-    /// The same bytes, whether the transactions are encoded before the frame or with it.
+    /// Checks that the bytes are the same whether transactions are encoded before the frame or with it.
     #[test]
     fn a_commit_of_encoded_transactions_is_a_commit() {
         let purge = Op::Purge {

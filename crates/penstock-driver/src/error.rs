@@ -3,31 +3,31 @@ use std::fmt;
 use penstock_message::NotOffered;
 use thiserror::Error;
 
-/// How a call ended that did not end well.
+/// Error of a call.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[error("{reason}")]
 pub struct DriverError {
     pub kind: ErrorKind,
-    /// For people: what happened, and what to do about it.
+    /// Text for people: what happened, and what to do about it.
     pub reason: String,
-    /// The call had been sent, so a broker may have carried it out, or may still do so.
+    /// Whether the call was sent, so that a broker may have carried it out or may still do so.
     pub maybe_accepted: bool,
 }
 
-/// Next step for a caller.
+/// Kind of an error, by what the caller can do next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ErrorKind {
-    /// No broker was within reach in time. Another try may succeed.
+    /// No broker was reachable in time. A retry may succeed.
     Unavailable,
-    /// The broker is connected, and did not answer in time. Another try may succeed.
+    /// The broker is connected, but did not answer in time. A retry may succeed.
     Silent,
     Unauthorized,
     TooLarge,
-    /// The URL, the directory or an option is wrong; the reason says which and how to fix it.
+    /// The URL, the directory or an option is wrong; the reason says which, and how to fix it.
     Invalid,
-    /// The broker is too old for this, or its engine has no such thing.
+    /// The broker is too old for the call, or its engine lacks the feature.
     NotOffered(Box<NotOffered>),
-    /// The client was closed before the call, or before its answer.
+    /// The client was closed before the call or before its answer.
     Closed,
 }
 
@@ -39,7 +39,7 @@ impl From<NotOffered> for DriverError {
 }
 
 impl DriverError {
-    /// An error of a call that was not sent.
+    /// Creates the error of a call that was not sent.
     pub fn new(kind: ErrorKind, reason: impl Into<String>) -> Self {
         Self {
             kind,
@@ -56,13 +56,13 @@ impl DriverError {
         Self::new(ErrorKind::Unavailable, reason)
     }
 
-    /// The broker at this URL is connected, and did not answer in time.
+    /// Returns the error for a connected broker that did not answer in time.
     pub(crate) fn silent(broker: impl fmt::Display) -> Self {
         let reason = format!("the broker at {broker} did not answer");
         Self::new(ErrorKind::Silent, reason)
     }
 
-    /// Nothing is wrong but the time: another try may succeed.
+    /// Whether a retry may succeed without any change.
     pub fn may_pass(&self) -> bool {
         matches!(self.kind, ErrorKind::Unavailable | ErrorKind::Silent)
     }

@@ -1,7 +1,7 @@
-//! One trait over every engine, and the driver for Penstock's own broker.
+//! Defines one trait for every engine, and the driver for Penstock's own broker.
 //!
-//! No call here ever blocks, but for `close`: each calls its callback once, on the
-//! driver's own thread, or on one that has lent itself to it (see [`Lead`]).
+//! No call here blocks except `close`. Each calls its callback once, on the driver's own thread or on one that
+//! was lent to it (see [`Lead`]).
 //!
 //! ```text
 //!     session.rs   what a client knows and owes; no socket, no clock
@@ -9,9 +9,9 @@
 //!     dial.rs      how a connection is made: over a Unix socket or TCP
 //! ```
 //!
-//! Brokers that a client starts are in `penstock-local`, which also finds the driver for a URL.
+//! `penstock-local` has the brokers that clients start, and finds the driver for a URL.
 //!
-//! `session` and `encoded` are public for the simulator alone, which puts a network of its own around them.
+//! `session` and `encoded` are public only for the simulator, which puts its own network around them.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -40,19 +40,20 @@ use penstock_wire::MAX_TOKEN_BYTES;
 use remote::Remote;
 pub use waker::Waker;
 
-/// Called once with how a call ended; an error says whether it may have been accepted. Runs on the driver's thread: it must not block.
+/// Callback for the outcome of a call, run once. An error says whether the call may have been accepted. Runs on
+/// the driver's thread, so it must not block.
 pub type Done<T> = Box<dyn FnOnce(Result<T, DriverError>) + Send>;
 
 pub trait Driver: Send + Sync {
-    /// Returns the capabilities of this kind of engine at best. Costs nothing.
+    /// Returns the best capabilities that this kind of engine can have. Costs nothing.
     fn upper_bound(&self) -> &'static Capabilities;
 
-    /// Returns the capabilities of the engine behind the URL as it is set up. They are asked for once a connection;
-    /// without one, this waits for it until the deadline.
+    /// Returns the capabilities of the connected engine as it is configured. They are fetched once per
+    /// connection. Without a connection, waits for one until the deadline.
     fn probe(&self, deadline: Instant, done: Done<Arc<Capabilities>>);
 
-    /// Commits transactions in order. All go in one frame where they fit; each is atomic on its own.
-    /// Resent by the driver after a reconnect until confirmed, applied once.
+    /// Commits transactions in order. They share a frame where they fit; each is atomic on its own. The driver
+    /// sends them again after a reconnect until they are confirmed, and each is applied once.
     fn commit(
         &self,
         txs: Vec<Tx>,
@@ -61,25 +62,27 @@ pub trait Driver: Send + Sync {
         done: Done<Vec<Receipt>>,
     );
 
-    /// Commits settlements of jobs, and orders of people such as a purge: as `commit`, but as durably as the engine
-    /// can, up to disk. An engine that keeps less would refuse to keep them on disk, and its jobs would never end.
+    /// Commits settlements of jobs, and operators' orders such as a purge. Like `commit`, but as durably as the
+    /// engine can, up to disk. An engine without a disk would refuse `durability="disk"`, and its jobs would
+    /// never end.
     fn settle(&self, txs: Vec<Tx>, deadline: Option<Instant>, done: Done<Vec<Receipt>>);
 
-    /// Has a consumer take deliveries, which arrive at the sink. There may be several, by their numbers; the queues
-    /// and tasks of each may change. Credit adds up, and is restored by the driver after a reconnect.
+    /// Registers a consumer, whose deliveries arrive at the sink. A client may have several, each with a
+    /// number; the queues and tasks of each may change. Credit adds up, and the driver restores it after a
+    /// reconnect.
     fn consume(&self, consume: Consume, sink: Arc<dyn DeliverySink>);
 
-    /// Stops deliveries to all consumers; held ones stay leased until settled.
+    /// Stops deliveries to all consumers. Leased deliveries stay leased until settled.
     fn stop_consuming(&self);
-    /// No more deliveries for this one, until it is given credit again.
+    /// Stops deliveries to one consumer until it receives credit again.
     fn stop_consumer(&self, consumer: u32);
 
-    /// Tells the sink of each key once it is not pending any more, through any number of reconnects,
-    /// until the deadline.
+    /// Notifies the sink of each key once it is no longer pending, through any number of reconnects, until the
+    /// deadline.
     fn watch(&self, keys: Vec<Key>, deadline: Option<Instant>, sink: Arc<dyn ValueSink>)
     -> WatchId;
-    /// As `watch`, for a caller that waits inside this job. The broker may refuse such a wait, where it would never end; an
-    /// engine that knows no such waits never does.
+    /// Like `watch`, for a caller that waits inside this job. The broker may refuse a wait that would never
+    /// end. Engines that don't track such waits never do.
     fn wait_inside(
         &self,
         _waiter: MessageId,
@@ -89,48 +92,49 @@ pub trait Driver: Send + Sync {
     ) -> WatchId {
         self.watch(keys, deadline, sink)
     }
-    /// As `watch`, but also tells the sink of a key that is pending.
+    /// Like `watch`, but also reports keys that are pending.
     fn peek(&self, keys: Vec<Key>, deadline: Option<Instant>, sink: Arc<dyn ValueSink>) -> WatchId;
     fn unwatch(&self, watch: WatchId);
 
     fn query(&self, query: Query, deadline: Instant, done: Done<Answer>);
 
-    /// Reports a worker's own figures and state, for `status`, and whether its sinks take questions.
+    /// Reports a worker's own figures and state for `status`, and whether its sinks accept questions.
     fn report(&self, report: WorkerReport);
 
-    /// Tells the progress of a job whose delivery came to a sink. Only the latest of each is sent, before a settlement that
-    /// follows it; an engine that keeps none drops it.
+    /// Reports the progress of a job whose delivery came to a sink. Only the latest of each job is sent, before
+    /// a settlement that follows it. An engine that keeps none drops it.
     fn progress(&self, _progress: Progress) {}
 
-    /// Replies to a question that a sink was asked. Without effect once the connection that it came on is gone: the
-    /// asker has been told.
+    /// Replies to a question that a sink received. Has no effect once that connection is gone: the asker has
+    /// already been notified.
     fn reply(&self, ask: u64, reply: Bytes);
 
-    /// Takes the broker's notices that nobody has taken yet.
+    /// Takes the broker's notices that were not taken yet.
     fn take_notices(&self) -> Vec<Notice>;
 
-    /// Lends the calling thread, which is about to wait for its own call: see [`Lead`]. `None`: another reads already.
+    /// Lends the calling thread, which is about to wait for its own call: see [`Lead`]. `None` if another
+    /// thread is already reading.
     fn take_lead(&self) -> Option<LeadToken> {
         None
     }
 
-    /// Reads for all callers, until the wait of this thread is over, or the time has come.
+    /// Reads for all callers until this thread's wait is over or the deadline passes.
     fn lead(&self, _lead: LeadToken, _until: Instant, _over: &dyn Fn() -> bool) {}
 
     fn leave_lead(&self, _lead: LeadToken) {}
 
-    /// Why no broker is in reach, for people; `None` while one is.
+    /// Returns why no broker is reachable, for people; `None` while one is.
     fn trouble(&self) -> Option<String>;
 
-    /// Gives up, in a forked child, what was inherited from the parent. Nothing else may be called there.
+    /// Drops everything inherited from the parent, in a forked child. No other call is allowed there.
     fn abandon(&self);
 
-    /// Disconnects once all commits are confirmed, or the deadline has come. Blocks until then.
+    /// Disconnects once all commits are confirmed or the deadline passes. Blocks until then.
     fn close(&self, deadline: Instant);
 }
 
-/// A thread that waits for its own call may read the socket meanwhile, in place of the driver's
-/// thread. A lone caller is then woken by the broker itself, and not by a thread that was woken first.
+/// Lets a thread that waits for its own call read the socket in place of the driver's thread. The broker then
+/// wakes a lone caller directly, instead of through a second thread.
 ///
 /// ```text
 ///     let lead = Lead::take(driver);                  before the call
@@ -148,7 +152,7 @@ impl<'a> Lead<'a> {
         Self { driver, token }
     }
 
-    /// Returns at once where another thread reads.
+    /// Reads until the wait is over. Returns at once if another thread is reading.
     pub fn read_until(&self, until: Instant, over: impl Fn() -> bool) {
         if let Some(token) = self.token {
             self.driver.lead(token, until, &over);
@@ -156,7 +160,7 @@ impl<'a> Lead<'a> {
     }
 }
 
-/// Number of a lead: one that was taken away must not end the next.
+/// Number of a lead. A lead that was taken away must not end the next one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeadToken(pub u64);
 
@@ -170,56 +174,57 @@ impl Drop for Lead<'_> {
 
 pub trait DeliverySink: Send + Sync {
     fn deliver(&self, deliveries: Vec<Delivery>);
-    /// The broker asks for jobs to be stopped and released. It asks again after each reconnect, for as long as
-    /// their leases hold. Comes after the deliveries that the orders are about; some may be another sink's.
+    /// Handles the broker's orders to stop and release jobs. The broker repeats them after each reconnect while
+    /// their leases hold. They follow the deliveries that they concern; some may concern another sink.
     fn cancel(&self, _orders: Vec<CancelOrder>) {}
-    /// Clients ask this worker, which is to [reply](Driver::reply) to each question.
+    /// Handles questions of clients to this worker, which must [reply](Driver::reply) to each.
     fn asked(&self, _asks: Vec<Ask>) {}
-    /// Returns the leases still worked on; asked for at each reconnect.
+    /// Returns the leases still in use; called at each reconnect.
     fn held_leases(&self) -> Vec<Lease>;
-    /// The connection is gone. Leases hold for one heartbeat from here; after that the broker gives them to others.
+    /// Handles the loss of the connection. Leases hold for one heartbeat from now; then the broker gives them
+    /// to others.
     fn out_of_reach(&self) {}
-    /// After a reconnect: the leases that still hold; all others are lost.
+    /// Handles a reconnect: these leases still hold, and all others are lost.
     fn leases_kept(&self, kept: &[Lease]);
-    /// No broker can be had until somebody fixes what the error says; the driver keeps trying.
+    /// Handles a failure that persists until somebody fixes what the error says. The driver keeps trying.
     fn failed(&self, _error: DriverError) {}
 }
 
 pub trait ValueSink: Send + Sync {
-    /// `Present` or `Gone`, once a key.
+    /// Receives the state of a key, `Present` or `Gone`, once per key.
     fn value(&self, key: Key, state: KeyState);
-    /// No value yet, but one is on its way. Called at first, and again after a reconnect.
+    /// Notes that a key has no value yet, but will. Called at first, and again after a reconnect.
     fn pending(&self, _key: Key) {}
-    /// The watch's broker came back into reach (`true`) or went out of it.
+    /// Notes whether the watch's broker became reachable (`true`) or unreachable.
     fn reachable(&self, reachable: bool);
-    /// No broker can be had until somebody fixes what the error says; the driver keeps trying.
+    /// Handles a failure that persists until somebody fixes what the error says. The driver keeps trying.
     fn failed(&self, _error: DriverError) {}
-    /// The deadline has come: no further calls follow. `trouble`: why no broker is in reach, when none is.
+    /// Handles the deadline: no further calls follow. `trouble` says why no broker is reachable, if none is.
     fn timed_out(&self, _trouble: Option<String>) {}
-    /// The wait inside a job would never end: no further calls follow.
+    /// Handles the refusal of a wait inside a job that would never end: no further calls follow.
     fn refused(&self, _refused: RefusedWait) {}
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct WatchId(pub u64);
 
-/// Time that a client or its broker may be silent before the other takes it for dead.
+/// Default time that a client or its broker may be silent before the other considers it dead.
 pub const DEFAULT_HEARTBEAT: Duration = Duration::from_secs(15);
 
-/// How a client reaches its broker.
+/// Settings with which a client reaches its broker.
 #[derive(Clone)]
 pub struct DriverConfig {
     pub url: String,
     pub token: Option<String>,
-    /// The penstock executable, for `local:`.
+    /// Path of the penstock executable, for `local:`.
     pub program: Option<std::path::PathBuf>,
-    /// Shown to people in `status`.
+    /// Name that `status` shows to people.
     pub name: String,
     pub heartbeat: Duration,
 }
 
 impl std::fmt::Debug for DriverConfig {
-    /// Without the token.
+    /// Formats the settings without the token.
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         out.debug_struct("DriverConfig")
             .field("url", &self.url)
@@ -240,11 +245,11 @@ impl DriverConfig {
     }
 }
 
-/// Makes the driver for a broker that speaks the native protocol, however it is reached. Opens, starts and
+/// Creates the driver for a broker that speaks the native protocol, whatever the transport. Opens, starts and
 /// connects nothing: the first call does.
 ///
-/// `upper_bound`: capabilities of a broker reached like this, at best. `takes_over`: whether one that is older
-/// than this client is stopped, because it belongs to its clients.
+/// `upper_bound` has the best capabilities of a broker reached like this. `takes_over` says whether a broker
+/// older than this client is stopped, because it belongs to its clients.
 pub fn native(
     config: DriverConfig,
     dial: Box<dyn Dial>,
@@ -254,7 +259,7 @@ pub fn native(
     let token_bytes = config.token.as_ref().map_or(0, String::len);
     if token_bytes > MAX_TOKEN_BYTES {
         return Err(DriverError::invalid(format!(
-            "the token has {token_bytes} bytes; the limit is {MAX_TOKEN_BYTES}"
+            "the token has {token_bytes} bytes; the limit is {MAX_TOKEN_BYTES} bytes"
         )));
     }
     Ok(Arc::new(Remote::new(

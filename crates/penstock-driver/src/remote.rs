@@ -1,8 +1,8 @@
-//! The driver for a broker in another process: the shell around [`Session`].
+//! Implements the driver for a broker in another process: the shell around [`Session`].
 //!
-//! One thread, started at the first call, waits for the socket, resolves what ends, reconnects and
-//! keeps time. Callers write to the socket themselves when nobody else does: for one call at a time
-//! that saves a wake-up, and under load the writer also sends the bytes that others have queued.
+//! One thread, started by the first call, waits for the socket, resolves calls, reconnects and watches the
+//! deadlines. Callers write to the socket themselves unless another thread is writing. A single call at a time
+//! saves a wake-up this way. Under load, the writer also sends the bytes that other callers have queued.
 
 use std::io;
 use std::mem::ManuallyDrop;
@@ -29,7 +29,7 @@ use crate::{
     DeliverySink, Done, Driver, DriverConfig, DriverError, ErrorKind, LeadToken, ValueSink, WatchId,
 };
 
-/// How long one attempt to connect may take before the next begins.
+/// Maximum time of one attempt to connect before the next one starts.
 const DIAL_PATIENCE: Duration = Duration::from_secs(10);
 const LONGEST_RETRY: Duration = Duration::from_secs(1);
 const FIRST_RETRY: Duration = Duration::from_millis(4);
@@ -37,17 +37,17 @@ const READ_BYTES: usize = 256 << 10;
 
 pub(crate) struct Remote {
     upper_bound: &'static Capabilities,
-    /// Never dropped in a forked child: its locks may be held by threads that are not there.
+    /// Never dropped in a forked child, where threads that no longer exist may hold its locks.
     shared: ManuallyDrop<Arc<Shared>>,
 }
 
 struct Shared {
-    /// A fork copies this, but not the thread.
+    /// Process that made this driver. A fork copies this value, but not the thread.
     pid: u32,
     broker: String,
     dial: Box<dyn Dial>,
     waker: OnceLock<Waker>,
-    /// The connection's descriptor or -1, for a forked child, which can take no lock.
+    /// Descriptor of the connection or -1, for a forked child, which can't take locks.
     socket: AtomicI32,
     state: Mutex<State>,
     input: Mutex<Input>,
@@ -55,21 +55,21 @@ struct Shared {
     ended: Condvar,
 }
 
-/// Bytes received and not decoded yet. Locked by the thread that reads, never while `state` is.
+/// Received bytes that are not decoded yet. Locked by the reading thread, never while holding `state`.
 struct Input {
-    /// Number of the connection they came from.
+    /// Number of the connection that the bytes came from.
     connection: u64,
     decoder: Decoder<proto::ToClient>,
     buffer: Box<[u8]>,
 }
 
-/// Reader of the socket.
+/// Current reader of the socket.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ReadBy {
     Thread,
-    /// A caller that waits for its own answer.
+    /// A caller that is waiting for its own answer.
     Caller(LeadToken),
-    /// Nobody waits for anything. Bytes that arrive anyway are read at the next sign of life.
+    /// Nobody is waiting. Bytes that arrive anyway are read at the next wake-up.
     Nobody,
 }
 
@@ -79,17 +79,17 @@ struct State {
     phase: Phase,
     read_by: ReadBy,
     leads: u64,
-    /// Grows with each connection, so that a writer can tell that its own is gone.
+    /// Incremented with each connection, so that a writer notices when its own is gone.
     connection: u64,
-    /// Whether a thread writes to the socket, without holding the lock.
+    /// Whether a thread is writing to the socket, without holding the lock.
     writing: bool,
-    /// Rest of the last write, which the socket has not accepted.
+    /// Remainder of the last write, which the socket did not accept.
     unwritten: BytesMut,
-    /// Whether the socket is full; the thread waits until it is not.
+    /// Whether the socket is full. The driver's thread then waits until it is writable.
     blocked: bool,
-    /// How the connection ended, as found by a caller that read it.
+    /// End of the connection, found by a caller that was reading.
     broken: Option<LinkEnd>,
-    /// State of the thread's wait, while it waits.
+    /// The thread's current wait, if it is waiting.
     asleep: Option<Sleep>,
     closing: Option<Instant>,
 }
@@ -121,7 +121,7 @@ impl Remote {
         takes_over: bool,
     ) -> Result<Self, DriverError> {
         let no_chance =
-            |error| DriverError::invalid(format!("this system gives no random bytes: {error}"));
+            |error| DriverError::invalid(format!("the system returned no random bytes: {error}"));
         let mut id = [0; 16];
         getrandom::fill(&mut id).map_err(no_chance)?;
         let hash_seed = getrandom::u64().map_err(no_chance)?;
@@ -170,14 +170,14 @@ impl Remote {
         })
     }
 
-    /// Updates the session, writes the resulting bytes, and wakes the thread where it must.
+    /// Updates the session, writes the resulting bytes, and wakes the thread if needed.
     fn with_session<R>(&self, tell: impl FnOnce(&mut Session) -> R) -> Result<R, DriverError> {
         let mut state = self.shared.lock_in_same_process()?;
         match state.thread {
             IoThread::Running if state.closing.is_none() => {}
             IoThread::NotStarted if state.closing.is_none() => {
                 self.shared.start_thread().map_err(|error| {
-                    DriverError::unavailable(format!("this process cannot start a thread: {error}"))
+                    DriverError::unavailable(format!("this process can't start a thread: {error}"))
                 })?;
                 state.thread = IoThread::Running;
             }
@@ -194,7 +194,7 @@ impl Remote {
 }
 
 impl Remote {
-    /// `None` as durability: the one to settle with.
+    /// Commits transactions. `durability: None` selects the one for settlements.
     fn begin_commit(
         &self,
         txs: Vec<Tx>,
@@ -241,7 +241,7 @@ impl Drop for Remote {
         state.closing.get_or_insert_with(Instant::now);
         drop(state);
         self.shared.wake();
-        // SAFETY: nothing uses it after this, and the thread has a reference of its own.
+        // SAFETY: nothing uses it afterwards, and the thread holds its own reference.
         unsafe { ManuallyDrop::drop(&mut self.shared) };
     }
 }
@@ -270,7 +270,8 @@ impl Driver for Remote {
         deadline: Option<Instant>,
         done: Done<Vec<Receipt>>,
     ) {
-        // What no broker of this kind can do needs none to say so; the session knows about the one in reach.
+        // Features that no broker of this kind has are refused without a connection. The session checks the
+        // connected broker's.
         if !self.upper_bound.takes(durability) {
             let lacking = Feature::of_durability(durability);
             return done(Err(self.upper_bound.not_offered(lacking).into()));
@@ -283,7 +284,7 @@ impl Driver for Remote {
     }
 
     fn consume(&self, consume: Consume, sink: Arc<dyn DeliverySink>) {
-        // A driver that was closed delivers nothing, which is all there is to say.
+        // A closed driver delivers nothing, so there is nothing to report.
         let _ = self.with_session(|session| session.consume(consume, sink));
     }
 
@@ -384,14 +385,14 @@ impl Driver for Remote {
             let outcome = match ready {
                 Ok(1..) => self.shared.read(&socket, connection),
                 Ok(0) if now < until => self.shared.lock().session.tick(now),
-                // The time has come, or a signal that the caller may want to look after.
+                // The deadline passed, or a signal arrived that the caller may want to handle.
                 Ok(0) | Err(_) => return,
             };
             let mut state = self.shared.lock();
             if let Err(end) = outcome
                 && state.connection == connection
             {
-                // To connect again is the thread's work.
+                // Only the driver's thread reconnects.
                 state.broken = Some(end);
                 drop(state);
                 self.shared.wake();
@@ -399,7 +400,7 @@ impl Driver for Remote {
             }
             state = self.shared.flush(state);
             self.shared.carry_out_events(state);
-            // However much comes for others, this thread has its own time to keep.
+            // Return on time, however much arrives for other callers.
             if now >= until {
                 return;
             }
@@ -429,10 +430,10 @@ impl Driver for Remote {
         if std::process::id() == self.shared.pid {
             return;
         }
-        // The broker would not notice the parent's death while this child holds the same socket.
+        // While this child holds a copy of the socket, the broker would not notice the parent's death.
         let socket = self.shared.socket.swap(-1, Ordering::Relaxed);
         if socket >= 0 {
-            // SAFETY: its owner is a thread of the parent, of which nothing runs or is dropped here.
+            // SAFETY: the owner is a thread of the parent. In this process nothing of it runs or is dropped.
             unsafe { rustix::io::close(socket) };
         }
     }
@@ -443,7 +444,7 @@ impl Driver for Remote {
         };
         state.closing.get_or_insert(deadline);
         self.shared.wake();
-        // Called from a callback, it is this thread that has to end.
+        // When called from a callback, this thread itself has to exit, so it can't be joined.
         let by_itself = self.shared.thread.get() == Some(&thread::current().id());
         while state.thread == IoThread::Running && !by_itself {
             state = self.shared.ended.wait(state).unwrap();
@@ -456,7 +457,7 @@ impl Shared {
         match std::process::id() == self.pid {
             true => Ok(self.lock()),
             false => Err(DriverError::invalid(
-                "this client belongs to the process that forked this one; make a new one",
+                "this client belongs to the parent process; create a new one after a fork",
             )),
         }
     }
@@ -473,7 +474,7 @@ impl Shared {
 
     fn start_thread(self: &Arc<Self>) -> io::Result<()> {
         if self.waker.get().is_none() {
-            // Callers hold the lock, so nobody else sets it.
+            // Callers hold the lock, so no other thread sets it.
             let _ = self.waker.set(Waker::new()?);
         }
         let shared = Arc::clone(self);
@@ -483,7 +484,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Reads the arrived bytes. The caller carries out the resulting events.
+    /// Reads the arrived bytes. The caller must carry out the resulting events.
     fn read(&self, socket: &OwnedFd, connection: u64) -> Result<(), LinkEnd> {
         let mut input = self.input.lock().unwrap();
         let Input {
@@ -523,14 +524,14 @@ impl Shared {
         }
     }
 
-    /// Wakes the thread if it has something to do before its sleep ends.
+    /// Wakes the thread if it has something to do before its wait ends.
     fn wake_where_needed(&self, mut state: MutexGuard<'_, State>) {
         let Some(sleep) = state.asleep else {
             return;
         };
         let connects = matches!(state.phase, Phase::Down { retry_at } if retry_at < sleep.until)
             && state.session.wants_link();
-        // A caller that leads keeps time as well.
+        // A leading caller also watches the deadlines.
         let led = matches!(state.read_by, ReadBy::Caller(_));
         let next = state.session.next_deadline().filter(|_| !led);
         let sooner = next.is_some_and(|next| next < sleep.until);
@@ -543,7 +544,7 @@ impl Shared {
         }
     }
 
-    /// Writes the waiting bytes, unless another thread is writing: that one then sends these too.
+    /// Writes the waiting bytes. If another thread is already writing, that thread sends them too.
     fn flush<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         while !state.writing
             && !state.blocked
@@ -568,10 +569,10 @@ impl Shared {
             }
             if let Err(error) = outcome {
                 state.unwritten = bytes;
-                // A connection that broke is noticed by who reads it.
+                // The reader notices and handles a broken connection.
                 state.blocked = true;
                 if error != Errno::AGAIN {
-                    tracing::debug!(%error, broker = self.broker, "cannot write to the broker");
+                    tracing::debug!(%error, broker = self.broker, "can't write to the broker");
                 }
             }
         }
@@ -579,7 +580,7 @@ impl Shared {
     }
 }
 
-/// Fails with `AGAIN` when the socket takes no more.
+/// Writes as much as the socket accepts. Fails with `AGAIN` when it is full.
 fn write_until_full(socket: &OwnedFd, bytes: &mut BytesMut) -> Result<(), Errno> {
     while !bytes.is_empty() {
         match send(socket, bytes) {
@@ -601,7 +602,7 @@ pub(crate) fn send(socket: &OwnedFd, bytes: &[u8]) -> Result<usize, Errno> {
     rustix::io::write(socket, bytes)
 }
 
-/// State of the thread's loop.
+/// State of the driver's thread.
 struct IoLoop {
     shared: Arc<Shared>,
     backoff: Backoff,
@@ -668,7 +669,8 @@ impl IoLoop {
         shared.ended.notify_all();
     }
 
-    /// Keeps time, connects, and carries out the resulting events. Returns whether the driver was closed.
+    /// Watches deadlines, connects, and carries out the resulting events. Returns whether the driver was
+    /// closed.
     fn look_after(&mut self, shared: &Arc<Shared>) -> bool {
         let mut state = shared.lock();
         let now = Instant::now();
@@ -688,7 +690,7 @@ impl IoLoop {
         }
         match &state.phase {
             Phase::Dialed(Ok(_)) => {
-                // Asked without the lock: the holder of leases may be in a call to this driver.
+                // Called without the lock: a sink may be in a call to this driver.
                 let sinks = state.session.delivery_sinks();
                 drop(state);
                 let leases = sinks.iter().flat_map(|sink| sink.held_leases()).collect();
@@ -716,7 +718,7 @@ impl IoLoop {
     fn start_to_dial(&mut self, shared: &Arc<Shared>, state: &mut State, now: Instant) {
         let shared = Arc::clone(shared);
         let start = state.session.start(state.closing.is_some());
-        // A thread of its own, so that this one keeps everybody's deadlines meanwhile.
+        // Connecting has its own thread, so that this one can keep watching deadlines.
         let attempt = thread::Builder::new()
             .name("penstock-dial".into())
             .spawn(move || {
@@ -727,7 +729,7 @@ impl IoLoop {
         match attempt {
             Ok(_) => state.phase = Phase::Dialing,
             Err(error) => {
-                let why = format!("this process cannot start a thread: {error}");
+                let why = format!("this process can't start a thread: {error}");
                 self.lose_link(state, LinkEnd::Lost(why));
             }
         }
@@ -759,7 +761,7 @@ impl IoLoop {
         {
             self.backoff.reset();
         }
-        // The leading caller waits for this socket.
+        // The leading caller waits on this socket.
         if let Phase::Connected { socket, .. } = &state.phase {
             let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
             if state.session.start(state.closing.is_some()) == Start::No {
@@ -775,7 +777,7 @@ impl IoLoop {
         state.phase = Phase::Down {
             retry_at: now + self.backoff.next(),
         };
-        // A writer that is still at it must not touch what belongs to the next connection.
+        // A writer that is still running must not touch the bytes of the next connection.
         state.connection += 1;
         state.unwritten.clear();
         state.blocked = false;
@@ -805,7 +807,7 @@ impl IoLoop {
         fds.extend(socket.map(|socket| PollFd::new(socket, interest)));
         fds.extend(waker.map(|waker| PollFd::new(waker, PollFlags::IN)));
         let left = sleep.until.saturating_duration_since(Instant::now());
-        // An interrupted wait shows nothing ready, and the next one does.
+        // An interrupted wait reports nothing ready; the next one will.
         let _ = poll(&mut fds, timeout(left).as_ref());
         let happened = |index: usize| fds.get(index).map_or(PollFlags::empty(), PollFd::revents);
         let of_socket = match socket {
@@ -818,7 +820,7 @@ impl IoLoop {
             waker.clear();
         }
         Ready {
-            // Also at an error or the end, which reading then finds.
+            // Also on an error or end of stream, which reading then finds.
             read: of_socket.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR),
             write: of_socket.contains(PollFlags::OUT),
         }
@@ -849,13 +851,13 @@ fn next_wake_up(state: &State) -> Instant {
         .fold(far, Instant::min)
 }
 
-/// Rounds up: to wake a little early would be to wake twice.
+/// Rounds up: waking slightly too early would mean waking twice.
 fn timeout(left: Duration) -> Option<Timespec> {
     Timespec::try_from(left + Duration::from_micros(50)).ok()
 }
 
-/// Delay before the next try: doubled each time, and never quite the same for two
-/// clients that lost the same broker.
+/// Delay before the next attempt. It doubles each time, with jitter, so that clients that lost the same broker
+/// do not reconnect in step.
 struct Backoff {
     next: Duration,
     random: u64,

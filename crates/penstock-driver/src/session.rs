@@ -1,16 +1,16 @@
-//! State of a client through any number of connections: its open calls. No socket, no thread, no clock:
-//! the shell in `remote.rs` moves bytes and tells the time.
+//! Keeps the state of a client through any number of connections: its open calls. Has no socket, thread or
+//! clock: the shell in `remote.rs` moves bytes and passes in the time.
 //!
 //! ```text
 //!     commit() ──► waiting ──► window ──► confirmed          each call ends once, by an Event
 //!                  never sent  sent, has a number
 //! ```
 //!
-//! A transaction gets its sequence number when it is first written out and keeps it until the broker
-//! confirms it: after a reconnect the window is written again from its start, and the broker, which
-//! remembers (session, number), applies nothing twice. A call whose deadline passes before that is
-//! dropped from `waiting`. In the window its number cannot be dropped, for numbers have no gaps, but
-//! should it have to be sent again it is sent empty: its caller was told that it has ended.
+//! A transaction gets its sequence number when it is first written, and keeps it until the broker confirms it.
+//! After a reconnect the window is written again from its start. The broker remembers (session, number), so it
+//! applies nothing twice. A call whose deadline passes earlier is dropped from `waiting`. Numbers have no gaps,
+//! so the window can't drop one. If an expired call there must be resent, it is sent empty, because its caller
+//! already received an error.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -43,12 +43,12 @@ const APPLIED: Receipt = Receipt::Applied(Applied {
     found: None,
     operation: None,
 });
-/// Well within the ten minutes for which a broker remembers a session that has lost its connection.
+/// Well within the ten minutes for which a broker remembers a disconnected session.
 const SURELY_REMEMBERED: Duration = Duration::from_secs(5 * 60);
-/// Most notices kept while nobody takes them.
+/// Maximum number of notices kept until they are taken.
 const MAX_NOTICES: usize = 64;
 
-/// Callback that the shell makes, without holding the lock that guards the session.
+/// Callback for the shell to run, without holding the session's lock.
 pub enum Event {
     Committed(Done<Vec<Receipt>>, Result<Vec<Receipt>, DriverError>),
     Answered(Done<Answer>, Result<Answer, DriverError>),
@@ -91,30 +91,28 @@ impl Event {
     }
 }
 
-/// Why a connection is over, as the broker or the protocol says.
+/// Reason for the end of a connection, as the broker or the protocol states it.
 #[derive(Clone, Debug, PartialEq)]
 pub enum LinkEnd {
-    /// Worth another try.
+    /// A retry may succeed.
     Lost(String),
-    /// No try will help until somebody fixes something.
+    /// No retry will succeed until somebody fixes something.
     Hopeless(ErrorKind, String),
 }
 
 impl From<WireError> for LinkEnd {
     fn from(error: WireError) -> Self {
-        Self::Lost(format!(
-            "the broker sent what is no frame of this protocol: {error}"
-        ))
+        Self::Lost(format!("the broker sent an invalid frame: {error}"))
     }
 }
 
 type CallId = u64;
 
-/// The transactions of one `commit`, or one query.
+/// Transactions of one `commit`, or one query.
 struct Call {
     done: CallDone,
     deadline: Option<Instant>,
-    /// Whether any part of it was handed to a socket.
+    /// Whether any part of it was given to a socket.
     sent: bool,
 }
 
@@ -135,24 +133,24 @@ enum CallDone {
 
 struct PendingTx {
     call: CallId,
-    /// Its place in the call.
+    /// Index in the call.
     index: usize,
-    /// `None`: the one to settle with, whichever that is for the engine that takes it.
+    /// Durability; `None` selects the one that the engine uses for settlements.
     durability: Option<Durability>,
     tx: Encoded,
-    /// Whether it was confirmed out of turn, so that its call knows already.
+    /// Whether it was confirmed out of turn, so that its call already has the receipt.
     told: bool,
     receipt: Option<Receipt>,
 }
 
 struct Watch {
     sink: Arc<dyn ValueSink>,
-    /// Whether its sink is told of a pending key.
+    /// Whether the sink is also notified of pending keys.
     peeks: bool,
-    /// The job inside which its caller waits.
+    /// Job inside which the caller waits.
     waiter: Option<MessageId>,
     deadline: Option<Instant>,
-    /// Keys whose value the sink does not have yet, and some that it has.
+    /// Keys without a value yet. May also contain some that have one.
     keys: Vec<Key>,
     untold: usize,
 }
@@ -160,9 +158,9 @@ struct Watch {
 #[derive(Clone, PartialEq)]
 enum Link {
     Down,
-    /// Hello is on its way.
+    /// The hello was sent.
     Greeting,
-    /// The broker is older than this client, and was asked to stop. Should it refuse, its welcome holds.
+    /// The broker is older than this client, and was asked to stop. If it refuses, its welcome holds.
     TakingOver(Box<proto::Welcome>),
     Up,
 }
@@ -172,12 +170,12 @@ pub struct SessionConfig {
     pub token: Bytes,
     pub name: String,
     pub heartbeat: Duration,
-    /// How people call the broker in messages: its URL.
+    /// Name of the broker in messages: its URL.
     pub broker: String,
-    /// Seeds the hashes of the keys that are watched: an application may watch those that its users name.
+    /// Seed for the hashes of watched keys: an application may watch keys that its users choose.
     pub hash_seed: u64,
     pub versions: Versions,
-    /// Whether to stop a broker that is older than this client, so that this one's own can start.
+    /// Whether to stop a broker older than this client, so that one of this version can start.
     pub takes_over: bool,
 }
 
@@ -188,22 +186,22 @@ pub struct Session {
     max_frame_bytes: usize,
     last_received: Instant,
     last_sent: Instant,
-    /// Whether the broker said that it was told to stop, and none was there since.
+    /// Whether the broker said that it was asked to stop, and no other has been there since.
     stopped: bool,
-    /// Whether this session told it to stop, to start one of its own version.
+    /// Whether this session asked it to stop, to start one of its own version.
     takes_over: bool,
-    /// Protocol version spoken with this broker.
+    /// Protocol version in use with this broker.
     version: u32,
     /// Capabilities that the broker stated last.
     capabilities: Arc<Capabilities>,
-    /// The same as a set, to compare each transaction with.
+    /// Capabilities as a set, to compare with each transaction.
     offered: Features,
-    /// Why the broker closed a connection, if nothing was confirmed since: the same once more would repeat
-    /// for ever.
+    /// Reason why the broker closed the last connection, if nothing was confirmed since. The same refusal twice
+    /// would repeat forever.
     refused: Option<String>,
-    /// When the link came up.
+    /// Time at which the connection was established.
     up_since: Instant,
-    /// Why there is no link, when there was one or one was tried.
+    /// Reason why there is no connection, once there was one or an attempt.
     down_because: Option<String>,
     out: BytesMut,
 
@@ -214,24 +212,24 @@ pub struct Session {
     waiting: VecDeque<PendingTx>,
     window: VecDeque<PendingTx>,
     window_first_seq: u64,
-    /// When this session first said hello.
+    /// Time of this session's first hello.
     begun: Option<Instant>,
-    /// Start of the window's part that was not written to this connection: (index, part).
+    /// Start of the part of the window that this connection has not been sent: (index, part).
     unwritten: (usize, usize),
 
     watches: FxHashMap<WatchId, Watch>,
     watchers: SeededMap<Key, Vec<WatchId>>,
-    /// Keys to be watched, with the jobs that wait for them.
+    /// Keys to watch, with the jobs that wait for them.
     unsent_keys: VecDeque<(Key, Option<MessageId>)>,
     unsent_unwatched: SeededSet<Key>,
-    /// Keys that are still watched, and jobs that wait for them no longer.
+    /// Keys that are still watched, with the jobs that no longer wait for them.
     unsent_over: SeededSet<(Key, MessageId)>,
 
     unsent_queries: VecDeque<CallId>,
     consumers: Consumers,
     report: Option<proto::Report>,
     report_changed: bool,
-    /// Questions that came on this connection, and have no reply.
+    /// Questions that came on this connection and have no reply yet.
     asks: BTreeSet<u64>,
     unsent_replies: VecDeque<proto::Reply>,
     unsent_progress: BTreeMap<Lease, Bytes>,
@@ -283,9 +281,9 @@ impl Session {
         }
     }
 
-    // What callers ask for.
+    // Calls of the application.
 
-    /// `None` as durability: the one to settle with.
+    /// Commits transactions. `durability: None` selects the one for settlements.
     pub fn commit(
         &mut self,
         txs: Vec<Encoded>,
@@ -323,7 +321,7 @@ impl Session {
         self.unsent_queries.push_back(call);
     }
 
-    /// Asks for the broker's capabilities, which its welcome states.
+    /// Fetches the broker's capabilities, which its welcome states.
     pub fn probe(&mut self, deadline: Instant, done: Done<Arc<Capabilities>>) {
         if self.link == Link::Up {
             let known = Arc::clone(&self.capabilities);
@@ -348,7 +346,7 @@ impl Session {
         id
     }
 
-    /// `waiter`: the job inside which the caller waits.
+    /// Watches keys. `waiter` is the job inside which the caller waits.
     pub fn watch(
         &mut self,
         keys: Vec<Key>,
@@ -364,7 +362,7 @@ impl Session {
         }
         for key in &keys {
             self.watchers.entry(key.clone()).or_default().push(id);
-            // Within a frame keys are watched before others are given up.
+            // Within a frame, the broker handles watches before unwatches.
             self.unsent_unwatched.remove(key);
             if let Some(waiter) = waiter
                 && !self.unsent_over.is_empty()
@@ -372,7 +370,7 @@ impl Session {
                 self.unsent_over.remove(&(key.clone(), waiter));
             }
         }
-        // Also those that are watched already, so that the new sink hears that they are pending.
+        // Includes keys already watched, so that the new sink learns that they are pending.
         let unsent = keys.iter().map(|key| (key.clone(), waiter));
         self.unsent_keys.extend(unsent);
         let untold = keys.len();
@@ -397,8 +395,8 @@ impl Session {
         }
     }
 
-    /// Removes some of a key's watchers; without any left, the broker need not tell of it. `waiter`: the job inside which
-    /// they waited.
+    /// Removes some of a key's watchers. Once none are left, the broker need not report the key. `waiter` is
+    /// the job inside which they waited.
     fn stop_watching(
         &mut self,
         key: Key,
@@ -443,7 +441,7 @@ impl Session {
         self.report = report;
     }
 
-    /// Tells the progress of a job; only the latest of each is sent.
+    /// Queues the progress of a job; only the latest of each is sent.
     pub fn progress(&mut self, progress: Progress) {
         if self.link != Link::Up || self.capabilities.progress {
             self.unsent_progress.insert(progress.lease, progress.body);
@@ -462,7 +460,7 @@ impl Session {
         self.notices.drain(..).collect()
     }
 
-    /// Why there is no connection, when there is none.
+    /// Returns why there is no connection, if there is none.
     pub fn trouble(&self) -> Option<String> {
         let broker = &self.config.broker;
         match (&self.link, &self.down_because) {
@@ -472,16 +470,16 @@ impl Session {
         }
     }
 
-    // What the shell asks and tells.
+    // Calls of the shell.
 
     /// Whether there is anything to do that needs a broker.
     pub fn wants_link(&self) -> bool {
         !self.calls.is_empty() || !self.watches.is_empty() || !self.consumers.is_empty()
     }
 
-    /// Whether the next connection may begin with a start of the broker. A broker that was stopped stays so
-    /// until somebody asks for something: a worker, which has only work to take and outcomes to report, can
-    /// wait for that, unless it is about to exit.
+    /// Whether the next connection may start a broker. A stopped broker stays stopped until a caller asks for
+    /// something. A worker only takes jobs and reports outcomes, so it can wait for that, unless it is about to
+    /// exit.
     pub(crate) fn start(&self, closing: bool) -> Start {
         let asked = !self.deadlines.is_empty() || !self.watches.is_empty();
         match self.consumers.is_empty() {
@@ -491,12 +489,12 @@ impl Session {
         }
     }
 
-    /// Whether it is connected, and nobody waits for anything from the broker.
+    /// Whether it is connected and no caller waits for the broker.
     pub fn is_idle(&self) -> bool {
         self.link == Link::Up && !self.wants_link()
     }
 
-    /// Whether no call is open any more.
+    /// Whether no call is open.
     pub fn is_settled(&self) -> bool {
         self.calls.is_empty()
     }
@@ -513,15 +511,15 @@ impl Session {
         self.events.pop_front()
     }
 
-    /// Begins a connection; the next bytes out are the hello.
+    /// Starts a connection; the next bytes to write are the hello.
     pub fn connected(&mut self, now: Instant, leases: Vec<Lease>) {
         self.link = Link::Greeting;
         self.last_received = now;
         self.last_sent = now;
         self.max_frame_bytes = MAX_FRAME_BYTES;
         self.out.clear();
-        // The broker parses little of a stranger, so the first hello is small; what leases it has no
-        // room for follow in a second one.
+        // The broker parses little from an unknown client, so the first hello is small. Leases that don't fit
+        // follow in a second one.
         let mut first: Vec<proto::Lease> = leases.into_iter().map(Into::into).collect();
         let rest = first.split_off(first.len().min(HELLO_LEASES));
         let continued = !rest.is_empty();
@@ -555,15 +553,16 @@ impl Session {
         }
     }
 
-    /// Whether nothing of this session was ever confirmed, and no broker has had the time to forget it. So one
-    /// that does not know it has nothing of it: it was killed before its first sync. Such a session says
-    /// that it is new, and all of it is sent again, instead of ending as `Unknown`.
+    /// Whether nothing in this session was ever confirmed, and too little time has passed for a broker to
+    /// forget it. A broker that does not know such a session has nothing of it: it was killed before its first
+    /// sync. The session then says that it is new and sends everything again, instead of ending its calls as
+    /// `Unknown`.
     fn may_start_over(&mut self, now: Instant) -> bool {
         let begun = *self.begun.get_or_insert(now);
         self.window_first_seq == 1 && now < begun + SURELY_REMEMBERED
     }
 
-    /// Notes that the connection is lost, or that none could be made.
+    /// Handles the loss of the connection, or a failed attempt.
     pub fn disconnected(&mut self, why: &str) {
         if self.link == Link::Up {
             for watch in self.watches.values() {
@@ -573,7 +572,7 @@ impl Session {
             let sinks = self.consumers.sinks().into_iter();
             self.events.extend(sinks.map(Event::OutOfReach));
         }
-        // The broker has told their askers, and numbers them anew.
+        // The broker has notified their askers, and will number new questions from the start.
         self.asks.clear();
         self.unsent_replies.clear();
         self.link = Link::Down;
@@ -581,7 +580,7 @@ impl Session {
         self.out.clear();
     }
 
-    /// Ends all calls and tells all watchers: no broker can be had until somebody fixes something.
+    /// Ends all calls and notifies all watchers: no broker is available until somebody fixes something.
     pub fn fail_all(&mut self, error: &DriverError) {
         let mut ids: Vec<CallId> = self.calls.keys().copied().collect();
         ids.sort_unstable();
@@ -642,7 +641,7 @@ impl Session {
             let (id, answer) = answer.try_into()?;
             self.answered(id, answer);
         }
-        // Others may come with a later version.
+        // A later version may add kinds of notices.
         let known = |notice: &proto::Notice| notice.notice.is_some();
         for notice in frame.notices.into_iter().filter(known) {
             if self.notices.len() == MAX_NOTICES {
@@ -653,7 +652,7 @@ impl Session {
         Ok(())
     }
 
-    /// Ends calls that are out of time, and asks for a sign of life from a silent broker.
+    /// Ends calls past their deadline, and pings a silent broker.
     pub fn tick(&mut self, now: Instant) -> Result<(), LinkEnd> {
         while let Some((deadline, id)) = self.deadlines.first().copied()
             && deadline <= now
@@ -695,12 +694,12 @@ impl Session {
     }
 
     fn ping_due(&self) -> Instant {
-        // Silence of either side asks for a ping: ours would end the session at the broker, the
-        // broker's is what tells us whether it lives.
+        // Silence on either side calls for a ping. Ours would end the session at the broker; the broker's
+        // answer shows that it is alive.
         self.last_sent + self.heartbeat / 3
     }
 
-    /// Time at which to call `tick` next.
+    /// Returns the time at which to call `tick` next.
     pub fn next_deadline(&self) -> Option<Instant> {
         let call = self.deadlines.first().map(|(deadline, _)| *deadline);
         let link = match self.link {
@@ -714,12 +713,13 @@ impl Session {
         }
     }
 
-    /// Makes frames of the waiting calls, and returns the bytes to write. Call again once they are written.
+    /// Builds frames from the waiting calls, and returns the bytes to write. Call it again once they are
+    /// written.
     pub fn take_out(&mut self, now: Instant) -> BytesMut {
         if self.link == Link::Up {
-            // Before the commits, one of which may settle the job.
+            // Progress goes before the commits, one of which may settle the job.
             self.write_progress();
-            // Commits go first: a key may belong to a message that is published in the same breath.
+            // Commits go before watches: a key may belong to a message that is published in the same frame.
             self.write_commits();
             self.write_requests();
         }
@@ -739,7 +739,7 @@ impl Session {
         }
     }
 
-    // How calls and watches end.
+    // End of calls and watches.
 
     fn remove_call(&mut self, id: CallId) -> Option<Call> {
         let call = self.calls.remove(&id)?;
@@ -757,7 +757,7 @@ impl Session {
         Some(watch)
     }
 
-    /// Ends a call without an answer; only here is it known whether it was sent.
+    /// Ends a call without an answer. Only this code knows whether it was sent.
     fn end_call(&mut self, id: CallId, mut error: DriverError) {
         let Some(call) = self.remove_call(id) else {
             return;

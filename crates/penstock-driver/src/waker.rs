@@ -1,4 +1,4 @@
-//! Wakes a thread that waits in `poll`.
+//! Wakes a thread that is waiting in `poll`.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -18,9 +18,9 @@ impl Waker {
         Ok(Self { event })
     }
 
-    /// The descriptor becomes readable, until [`Self::clear`].
+    /// Makes the descriptor readable until [`Self::clear`].
     pub fn wake(&self) {
-        // It fails only when the count is full, and then the descriptor is readable anyhow.
+        // Writing fails only when the count is full, and then the descriptor is already readable.
         let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
     }
 
@@ -47,9 +47,9 @@ impl Waker {
         Ok(Self { ends })
     }
 
-    /// The descriptor becomes readable, until [`Self::clear`].
+    /// Makes the descriptor readable until [`Self::clear`].
     pub fn wake(&self) {
-        // It fails only when the pipe is full, and then the descriptor is readable anyhow.
+        // Writing fails only when the pipe is full, and then the descriptor is already readable.
         let _ = rustix::io::write(&self.ends.1, &[1]);
     }
 

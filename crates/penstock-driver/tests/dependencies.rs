@@ -1,4 +1,4 @@
-//! Which crates are built from which, as their manifests say.
+//! Checks the crates' dependencies on each other against their manifests and the map.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -7,7 +7,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-/// The crates of this workspace that each is built from directly; those for its tests aside.
+/// Returns the direct dependencies of each crate within this workspace, without those of its tests.
 fn direct() -> BTreeMap<String, BTreeSet<String>> {
     let output = Command::new(env!("CARGO"))
         .args([
@@ -36,7 +36,7 @@ fn direct() -> BTreeMap<String, BTreeSet<String>> {
     packages.iter().map(of).collect()
 }
 
-/// With all that those are built from in turn.
+/// Returns the dependencies of a crate, direct and indirect.
 fn whole(name: &str) -> BTreeSet<String> {
     let direct = direct();
     let mut found = BTreeSet::new();

@@ -1,4 +1,4 @@
-//! Finds the driver for a URL, and starts the brokers that belong to their clients.
+//! Finds the driver for a URL, and starts the brokers that clients own.
 //!
 //! ```text
 //!     local.rs     local:PATH   the hidden broker of a directory, which many clients share
@@ -6,7 +6,7 @@
 //! started.rs   a process that either has started
 //! ```
 //!
-//! This crate needs no broker and no journal: it starts the `penstock` program, which has them.
+//! This crate contains no broker or journal: it starts the `penstock` program, which does.
 
 use std::sync::Arc;
 
@@ -20,8 +20,8 @@ mod started;
 
 pub use memory::in_second_process;
 
-/// Returns a broker's URL for people: the directory of a local one in full, since two of them are easily mistaken. A URL
-/// that means no broker stays as it is: connecting says what is wrong with it.
+/// Returns a broker's URL for people, with the full directory of a local broker, since two of them are easily
+/// confused. An invalid URL stays as it is: connecting reports what is wrong with it.
 pub fn in_full(url: &str) -> String {
     if let Ok(Address::Local(path)) = url.parse()
         && let Ok(paths) = LocalPaths::resolve(&path)
@@ -31,7 +31,7 @@ pub fn in_full(url: &str) -> String {
     url.to_owned()
 }
 
-/// Makes the driver for the URL. Opens, starts and connects nothing: the first call does.
+/// Creates the driver for the URL. Opens, starts and connects nothing: the first call does.
 pub fn connect(mut config: DriverConfig) -> Result<Arc<dyn Driver>, DriverError> {
     let program = config.program.clone();
     match config.url.parse()? {
@@ -39,14 +39,15 @@ pub fn connect(mut config: DriverConfig) -> Result<Arc<dyn Driver>, DriverError>
         Address::Tcp { host, port } => {
             native(config, Box::new(Tcp::new(host, port)), on_disk(), false)
         }
-        // Only a local broker is stopped by a client that needs a newer one: it belongs to its clients.
+        // Only local brokers are stopped by a client that needs a newer one, because they belong to their
+        // clients.
         Address::Local(path) => {
             let dial = local::Local::new(&path, program)?;
             native(config, Box::new(dial), on_disk(), true)
         }
         Address::Memory(name) => {
             let dial = memory::Memory::new(&name, program)?;
-            // Its end shows at once on the socket, and a debugger may stop this process for long.
+            // The socket shows the broker's exit at once, and a debugger may stop this process for a long time.
             config.heartbeat = memory::HEARTBEAT;
             native(config, Box::new(dial), in_memory(), false)
         }

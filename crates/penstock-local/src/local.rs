@@ -1,9 +1,9 @@
-//! `local:PATH` is `unix:` and a start: a client that finds nobody listening starts the broker.
+//! Connects to `local:PATH`: like `unix:`, but a client that finds no broker listening starts one.
 //!
-//! Many may find that at once, and each starts one. The lock in PATH lets one of them live; the others
-//! exit at once, and their starters find the first. So nothing has to be agreed on beforehand, and no
-//! lock of ours can be left behind in a forked child. The broker detaches from us: it starts a
-//! session of its own, changes to `/`, and closes what it inherited.
+//! Several clients may find that at once, and each starts a broker. The lock in PATH lets one of them live. The
+//! others exit at once, and their starters connect to the first. So the clients need no agreement beforehand,
+//! and none of their locks can be left behind in a forked child. The broker detaches from its starter: it
+//! creates its own session, changes to `/`, and closes what it inherited.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -18,20 +18,20 @@ use penstock_driver::{Dial, DialError, DriverError, Start, connect_unix};
 
 use crate::started::{End, Started, last_words};
 
-/// Interval of trying whether another client's broker listens by now: nothing announces it.
+/// First interval of checking whether another client's broker is listening: nothing announces it.
 const SHORTEST_LOOK: Duration = Duration::from_millis(1);
 const LONGEST_LOOK: Duration = Duration::from_millis(20);
-/// Time to look for another client's broker before one of ours is started again.
+/// Time to wait for another client's broker before starting one again.
 const OTHER_PATIENCE: Duration = Duration::from_millis(250);
-/// Time that a broker may take to exit once it has said why it can't start.
+/// Time that a broker has to exit after it reports why it can't start.
 const LAST_BREATH: Duration = Duration::from_secs(2);
 
 pub(crate) struct Local {
     paths: LocalPaths,
     program: Option<PathBuf>,
-    /// Whether a broker was there before.
+    /// Whether a broker was reached before.
     known: AtomicBool,
-    /// Why no broker can be started, as the log says already; `None` once one serves.
+    /// Reason logged last for why no broker can be started; `None` once one is serving.
     logged: Mutex<Option<String>>,
 }
 
@@ -39,7 +39,7 @@ impl Local {
     pub(crate) fn new(path: &Path, program: Option<PathBuf>) -> Result<Self, DriverError> {
         let paths = LocalPaths::resolve(path).map_err(|error| {
             DriverError::invalid(format!(
-                "local:{} names no usable directory: {error}",
+                "can't use the directory of local:{}: {error}",
                 path.display()
             ))
         })?;
@@ -53,7 +53,7 @@ impl Local {
 
     fn cannot_start(&self, error: impl std::fmt::Display) -> String {
         let directory = self.paths.directory.display();
-        format!("no broker can be started for {directory}: {error}")
+        format!("can't start a broker for {directory}: {error}")
     }
 
     /// Returns the error for a fault that somebody must fix.
@@ -61,13 +61,13 @@ impl Local {
         DialError::Hopeless(self.cannot_start(error))
     }
 
-    /// Returns the error for a fault that may pass: a full disk, a system short of processes. Logged once for
-    /// each reason: a worker may have to wait for long.
+    /// Returns the error for a fault that may pass: a full disk, a system short of processes. Each reason is
+    /// logged once, because a worker may have to wait for a long time.
     fn for_now(&self, error: impl std::fmt::Display) -> DialError {
         let reason = self.cannot_start(error);
         let mut logged = self.logged.lock().unwrap();
         if logged.as_ref() != Some(&reason) {
-            tracing::warn!("{reason}; it is tried again until one starts, and nothing is lost");
+            tracing::warn!("{reason}; retrying until one starts; nothing is lost");
             *logged = Some(reason.clone());
         }
         DialError::Unreachable(reason)
@@ -76,7 +76,10 @@ impl Local {
     fn connected(&self) {
         self.known.store(true, Ordering::Relaxed);
         if self.logged.lock().unwrap().take().is_some() {
-            tracing::warn!("a broker serves {} again", self.paths.directory.display());
+            tracing::warn!(
+                "a broker is serving {} again",
+                self.paths.directory.display()
+            );
         }
     }
 
@@ -85,11 +88,11 @@ impl Local {
         let deleted = self.known.load(Ordering::Relaxed) && !self.paths.directory.is_dir();
         match start {
             Start::No | Start::WhereItWas if deleted => Err(DialError::Hopeless(format!(
-                "the directory {} was deleted, with everything that its broker held",
+                "the directory {} was deleted, with everything that its broker stored",
                 self.paths.directory.display()
             ))),
             Start::No => Err(DialError::Unreachable(
-                "the broker was stopped; the next client that needs it starts it again".into(),
+                "the broker was stopped; the next client that needs it will start it".into(),
             )),
             Start::WhereItWas | Start::Anywhere => Ok(()),
         }
@@ -98,7 +101,7 @@ impl Local {
     fn start(&self) -> Result<Started, DialError> {
         let program = self.program.as_ref().ok_or_else(|| {
             self.hopeless(
-                "the penstock executable is not there; install penstock again, or start `penstock server` yourself",
+                "the penstock executable is missing; reinstall penstock, or start `penstock server` yourself",
             )
         })?;
         let child = Command::new(program)
@@ -110,7 +113,7 @@ impl Local {
             .spawn()
             .map_err(|error| {
                 let reason = format!("{}: {error}", program.display());
-                // An installer may be about to replace a program that worked before.
+                // An installer may be replacing a program that worked before.
                 let worked = self.known.load(Ordering::Relaxed);
                 match error.kind() {
                     io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied if !worked => {
@@ -149,8 +152,8 @@ impl Dial for Local {
                 None => {
                     self.may_start(start)?;
                     let ours = started.insert(self.start()?);
-                    // It listens before it can serve. If it can't, we must not take the socket for an
-                    // answer, but hear why.
+                    // The broker listens before it can serve. If it can't serve, the socket is no answer: read
+                    // the reason instead.
                     match ours.spoken(give_up_at) {
                         Some(said) if !said.is_empty() => ours.ended(LAST_BREATH),
                         _ => None,
@@ -170,7 +173,7 @@ impl Dial for Local {
                         false => self.for_now(why),
                     });
                 }
-                // Another one was first. But it may be about to leave.
+                // Another client's broker was first, but may be about to exit.
                 (Some(_), Some(ours)) if ours.since.elapsed() > OTHER_PATIENCE => started = None,
                 _ => {}
             }

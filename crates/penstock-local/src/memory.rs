@@ -1,8 +1,8 @@
-//! `memory:` is the `penstock` program at the other end of a socket pair, with its journal in memory.
+//! Connects to `memory:`: a `penstock` program at the other end of a socket pair, with its journal in memory.
 //!
-//! The broker belongs to one client and holds nothing longer than that client lives: it exits when the socket closes,
-//! and when this process exits, also where a forked child still has a copy of the socket. There is
-//! no second connection to it, so no second process can share it.
+//! The broker belongs to one client, and nothing in it outlives that client. It exits when the socket closes,
+//! and when this process exits, even if a forked child still has a copy of the socket. It accepts no second
+//! connection, so no second process can share it.
 
 use std::collections::HashMap;
 use std::io;
@@ -16,12 +16,12 @@ use penstock_driver::{Dial, DialError, DriverError, Start};
 
 use crate::started::{End, Started, last_words};
 
-/// The longest heartbeat that a broker accepts.
+/// Longest heartbeat that a broker accepts.
 pub(crate) const HEARTBEAT: Duration = Duration::from_secs(3600);
-/// Time that a broker may take to exit once it has said why it can't start.
+/// Time that a broker has to exit after it reports why it can't start.
 const LAST_BREATH: Duration = Duration::from_secs(2);
 
-/// The process in which each name was used first. A fork copies this list.
+/// Process that first used each name. A fork copies this list.
 static MADE_IN: Mutex<Option<HashMap<String, u32>>> = Mutex::new(None);
 
 pub(crate) struct Memory {
@@ -50,13 +50,14 @@ impl Memory {
         let program = self.program.as_ref().ok_or_else(|| {
             io::Error::new(
                 io::ErrorKind::NotFound,
-                "the penstock executable is not there; install penstock again",
+                "the penstock executable is missing; reinstall penstock",
             )
         })?;
         let (ours, theirs) = socket_pair()?;
         rustix::io::ioctl_fionbio(&ours, true)?;
         let child = Command::new(program)
-            // It ends with this process, which it is told: after a fork the socket alone would not show that.
+            // The broker watches this process and exits with it: after a fork, the socket alone would not show
+            // its exit.
             .args(["server", "--memory", &std::process::id().to_string()])
             .stdin(Stdio::from(theirs))
             .stdout(Stdio::null())
@@ -74,17 +75,14 @@ impl Dial for Memory {
     fn dial(&self, give_up_at: Instant, _: Start) -> Result<OwnedFd, DialError> {
         let mut begun = self.begun.lock().unwrap();
         if *begun {
-            // Another one would know nothing of what this client has enqueued.
+            // A new broker would not have anything that this client enqueued.
             return Err(DialError::Hopeless(format!(
-                "the broker of {} has ended, and everything that it held is gone; make a new App, or a new Client",
+                "the broker of {} exited, and everything that it stored is gone; create a new App, or a new Client",
                 self.url
             )));
         }
         let hopeless = |error: String| {
-            DialError::Hopeless(format!(
-                "no broker can be started for {}: {error}",
-                self.url
-            ))
+            DialError::Hopeless(format!("can't start a broker for {}: {error}", self.url))
         };
         let (socket, started) = self.start().map_err(|error| hopeless(error.to_string()))?;
         let said = started.spoken(give_up_at);
@@ -126,16 +124,16 @@ fn socket_pair() -> io::Result<(OwnedFd, OwnedFd)> {
 
 fn in_fork(name: &str, process: u32) -> String {
     format!(
-        "memory:{name} lives in the process that made it ({process}), and this process ({}) is a fork of it: what it \
-         enqueued would go to a broker that nobody else sees. Use local:PATH to share a broker, or another name, such \
-         as memory:child, for one of this process's own",
+        "memory:{name} lives in the process that created it ({process}), and this process ({}) is a fork of that one. Its \
+         jobs would go to a broker that no other process sees. Use local:PATH to share a broker, or another name, such \
+         as memory:child, for a broker of this process",
         std::process::id()
     )
 }
 
-/// Why a worker or a command can't use `memory:`.
+/// Returns the error for a worker or command that is given `memory:`.
 pub fn in_second_process() -> String {
-    "memory: lives in the process that made it, a double for its tests, and no other process can reach it. Use \
+    "memory: is a test double inside the process that created it, and no other process can reach it. Use \
      local:PATH or a server for programs that share a broker"
         .to_owned()
 }

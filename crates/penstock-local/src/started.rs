@@ -1,4 +1,4 @@
-//! Watches a broker process that this one has started, until it exits.
+//! Watches a broker process that this process started, until it exits.
 
 use std::io::{self, Read};
 use std::os::unix::process::ExitStatusExt;
@@ -7,19 +7,19 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Why a broker exited, in its own words where it left any.
+/// Returns why a broker exited, in its own words if it left any.
 pub(crate) fn last_words(said: String, status: ExitStatus) -> String {
     let words = said.trim();
     match words.strip_prefix("penstock: ").unwrap_or(words) {
-        // By the system for want of memory, perhaps.
-        "" if status.signal().is_some() => format!("it was killed while it started ({status})"),
-        "" => format!("it ended at once ({status})"),
+        // The system may have killed it to free memory.
+        "" if status.signal().is_some() => format!("it was killed during its start ({status})"),
+        "" => format!("it exited at once ({status})"),
         words => words.to_owned(),
     }
 }
 
-/// A broker process that we have started. Its text on standard error is why it can't start; once
-/// it has started it closes that and runs on its own.
+/// Broker process that this process started. Its output on standard error says why it can't start. Once it has
+/// started, it closes standard error and runs on its own.
 pub(crate) struct Started {
     pub(crate) since: Instant,
     report: Arc<Report>,
@@ -40,12 +40,12 @@ struct ReportState {
 #[derive(Clone, Copy)]
 pub(crate) enum End {
     With(ExitStatus),
-    /// The exit status is lost: an application that waits for all its children was quicker.
+    /// The exit status is lost, because the application waits for all its children and was faster.
     Unknown,
 }
 
 impl Started {
-    /// Waits for the process in a thread, for as long as it runs, so that no zombie is left here.
+    /// Waits for the process in a thread for as long as it runs, so that it never becomes a zombie.
     pub(crate) fn follow(mut child: Child) -> io::Result<Self> {
         let report = Arc::new(Report::default());
         let told = Arc::clone(&report);
@@ -55,7 +55,7 @@ impl Started {
             .spawn(move || {
                 let mut said = Vec::new();
                 if let Some(mut errors) = child.stderr.take() {
-                    // What was read before an error is as good as anything.
+                    // After an error, use the text that was read before it.
                     let _ = errors.read_to_end(&mut said);
                 }
                 told.change(|state| state.said = Some(String::from_utf8_lossy(&said).into_owned()));
@@ -68,7 +68,7 @@ impl Started {
         })
     }
 
-    /// Waits until it has closed its standard error. Returns the text that it wrote there.
+    /// Waits until the broker closes its standard error. Returns the text that it wrote there.
     pub(crate) fn spoken(&self, give_up_at: Instant) -> Option<String> {
         let patience = give_up_at.saturating_duration_since(Instant::now());
         self.report.wait(patience, |state| state.said.clone())

@@ -145,7 +145,7 @@ class ServerWorker:
 def _program() -> str:
     program = penstock_program()
     if program is None:
-        raise PenstockError("the penstock executable is not there; install penstock again")
+        raise PenstockError("the penstock executable is missing; reinstall penstock")
     return program
 
 

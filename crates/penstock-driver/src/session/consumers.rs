@@ -1,4 +1,4 @@
-//! Consumers of this client, and how the broker learns of them.
+//! Keeps the consumers of this client, and their changes that the broker lacks.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,19 +11,19 @@ use crate::DeliverySink;
 #[derive(Default)]
 pub(super) struct Consumers {
     by_number: BTreeMap<u32, Consumer>,
-    /// Whether all were stopped, for good: the next broker need not know them.
+    /// Whether all consumers were stopped for good, so that the next broker need not know them.
     are_over: bool,
 }
 
 struct Consumer {
     sink: Arc<dyn DeliverySink>,
-    /// Everything that the next connection must send.
+    /// State that the next connection must send.
     wish: Consume,
     /// Credit that the broker has not used for deliveries.
     credit: u32,
     /// Part of the credit that the broker has not received.
     unsent_credit: u32,
-    /// Whether the broker lacks changes of its app, queues and tasks.
+    /// Whether the broker lacks changes of the app, queues and tasks.
     wish_changed: bool,
     stopped: bool,
     changed: bool,
@@ -83,7 +83,7 @@ impl Consumers {
         }
         consumer.credit += add_credit;
         consumer.unsent_credit += add_credit;
-        // A change of its queues or tasks alone leaves it stopped.
+        // A change of only its queues or tasks leaves it stopped.
         consumer.stopped &= add_credit == 0;
         consumer.changed = true;
     }
@@ -99,7 +99,7 @@ impl Consumers {
         }
     }
 
-    /// Marks all as unknown to the broker, for a new connection.
+    /// Marks all consumers as unknown to the broker, for a new connection.
     pub(super) fn begin_connection(&mut self) {
         if self.are_over {
             return;
@@ -111,7 +111,7 @@ impl Consumers {
         }
     }
 
-    /// Removes those that need more than is offered, and returns the sink of each.
+    /// Removes consumers that need more than the engine offers, and returns the sink of each.
     pub(super) fn refuse_beyond(
         &mut self,
         offered: Features,
@@ -143,7 +143,7 @@ impl Consumers {
                 },
             };
             consume.add_credit = std::mem::take(&mut consumer.unsent_credit);
-            // The broker reads nothing else of an entry that stops.
+            // The broker reads only the number of a consumer that stops.
             let stop = consumer.stopped.then(|| proto::Consumer {
                 consumer: number,
                 stop: true,
@@ -155,7 +155,7 @@ impl Consumers {
         told.collect()
     }
 
-    /// Returns the sink of each run of deliveries for one consumer. Deliveries for no consumer are dropped.
+    /// Returns the sink for each run of deliveries to one consumer. Drops deliveries for unknown consumers.
     pub(super) fn deliver(
         &mut self,
         deliveries: Vec<Delivery>,
@@ -175,7 +175,7 @@ impl Consumers {
         runs.collect()
     }
 
-    /// Returns each sink once, however many consumers share it.
+    /// Returns each sink once, even if several consumers share it.
     pub(super) fn sinks(&self) -> Vec<Arc<dyn DeliverySink>> {
         let mut sinks: Vec<Arc<dyn DeliverySink>> = Vec::new();
         for consumer in self.by_number.values() {

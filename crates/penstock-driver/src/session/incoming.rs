@@ -1,4 +1,4 @@
-//! Handles the frames of the broker.
+//! Handles frames from the broker.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,14 +13,14 @@ use super::{APPLIED, Call, CallDone, CallId, Event, Link, LinkEnd, PendingTx, Se
 use crate::ErrorKind;
 use crate::encoded::Encoded;
 
-/// The version of this client, for people.
+/// Version of this client, for people.
 const OUR_VERSION: &str = env!("CARGO_PKG_VERSION");
-/// Id of the query that stops an older broker; calls are numbered from 1.
+/// Id of the query that stops an older broker. Other calls are numbered from 1.
 const TAKE_OVER: u64 = 0;
 
 impl Session {
-    /// A broker answers the hello, in the highest version that both speak, or in its own where it knows
-    /// no better.
+    /// Handles the welcome, which answers the hello. It is in the highest version that both sides speak, or in
+    /// the broker's own if it knows no better.
     pub(super) fn welcomed(&mut self, welcome: proto::Welcome) -> Result<(), LinkEnd> {
         if welcome.protocol_version > self.config.versions.highest {
             return Err(self.no_common_version(&welcome));
@@ -34,12 +34,12 @@ impl Session {
         self.open(welcome)
     }
 
-    /// Asks an older broker to stop. Its journal keeps all that this session and others have there, leases
-    /// too, for the one that is started next.
+    /// Asks an older broker to stop. Its journal keeps everything of this session and others, including leases,
+    /// for the broker that is started next.
     fn take_over(&mut self, welcome: proto::Welcome) {
         tracing::info!(
             "the broker at {} (penstock {}) speaks version {} of the protocol and this client (penstock \
-             {OUR_VERSION}) version {}: it is stopped, and one of this version started; nothing is lost",
+             {OUR_VERSION}) version {}. Stopping it to start one of this version; nothing is lost",
             self.config.broker,
             welcome.broker_version,
             welcome.protocol_version,
@@ -54,7 +54,7 @@ impl Session {
         self.link = Link::TakingOver(Box::new(welcome));
     }
 
-    /// Handles the answer of an older broker: it stops now, or it is used as it is.
+    /// Handles the answer of an older broker: either it stops now, or it is used as it is.
     pub(super) fn take_over_answered(
         &mut self,
         welcome: &proto::Welcome,
@@ -86,7 +86,7 @@ impl Session {
         let advice = match welcome.protocol_version > self.config.versions.highest {
             true => format!("install penstock {theirs} for this client"),
             false => format!(
-                "end that broker (`penstock broker stop` does, for a local one) and start penstock {OUR_VERSION} in \
+                "stop that broker (with `penstock broker stop`, if it is a local one) and start penstock {OUR_VERSION} in \
                  its place; everything that was confirmed is kept"
             ),
         };
@@ -122,7 +122,7 @@ impl Session {
         self.come_up(welcome)
     }
 
-    /// Accounts for transactions that were sent and not confirmed, by the broker's welcome.
+    /// Resolves sent and unconfirmed transactions by the broker's welcome.
     fn account_for_window(&mut self, welcome: &proto::Welcome) {
         if welcome.forgotten {
             while !self.window.is_empty() {
@@ -130,13 +130,14 @@ impl Session {
             }
             self.window_first_seq = welcome.applied_through + 1;
         }
-        // The broker names no number here whose receipt would say anything else.
+        // For these numbers, the welcome's receipts say nothing beyond "applied".
         while self.window_first_seq <= welcome.applied_through && !self.window.is_empty() {
             self.pop_confirmed(APPLIED);
         }
     }
 
-    /// Refuses transactions that a newer broker or another engine was sent before, and has not applied.
+    /// Refuses transactions in the window that were sent to a newer broker or another engine, and were not
+    /// applied.
     fn refuse_in_window(&mut self) {
         for index in 0..self.window.len() {
             let pending = &self.window[index];
@@ -145,7 +146,7 @@ impl Session {
             };
             let refused = refused(&lacking);
             let pending = &mut self.window[index];
-            // Its number is taken, so it goes as one that does nothing.
+            // Its number is taken, so it is sent without operations.
             pending.tx = Encoded::nothing();
             if !std::mem::replace(&mut pending.told, true) {
                 let (call, index) = (pending.call, pending.index);
@@ -221,7 +222,7 @@ impl Session {
         self.window.get_mut(usize::try_from(index).ok()?)
     }
 
-    /// Removes the first of the window, with its own receipt where it has one.
+    /// Removes the first transaction of the window, with its own receipt if it has one.
     fn pop_confirmed(&mut self, otherwise: Receipt) {
         let Some(pending) = self.window.pop_front() else {
             return;
@@ -286,7 +287,7 @@ impl Session {
         }
     }
 
-    /// Passes on questions to the one that reports this worker's figures: its sinks are all its own.
+    /// Passes questions to the consumer that reports this worker's figures: all sinks belong to the worker.
     pub(super) fn asked(&mut self, asks: Vec<proto::Ask>) {
         let Some(sink) = self.consumers.sinks().into_iter().next() else {
             return;
@@ -326,7 +327,7 @@ impl Session {
         }
     }
 
-    /// Ends the waits of a job for a key; others that watch it go on.
+    /// Ends the waits of a job for a key; other watchers of the key continue.
     pub(super) fn wait_refused(&mut self, refused: &RefusedWait) {
         let told = self.watchers.get(&refused.key).cloned();
         for id in told.into_iter().flatten() {
@@ -340,7 +341,7 @@ impl Session {
         }
     }
 
-    /// Has the broker learn anew what is watched, on a new connection.
+    /// Registers all watched keys again on a new connection.
     fn watch_all_again(&mut self) {
         self.unsent_unwatched.clear();
         self.unsent_over.clear();
@@ -354,7 +355,7 @@ impl Session {
             let each = waiters.into_iter().map(|waiter| (key.clone(), waiter));
             self.unsent_keys.extend(each);
         }
-        // A frame is about one of them.
+        // A refusal names only one of the keys.
         self.unsent_keys
             .make_contiguous()
             .sort_by_key(|(_, waiter)| *waiter);
@@ -371,14 +372,14 @@ impl Session {
             ),
             Ok(Why::Version) => LinkEnd::Hopeless(
                 ErrorKind::Invalid,
-                format!("the broker at {broker} speaks another version of the protocol: {text}"),
+                format!("the broker at {broker} speaks an incompatible version of the protocol: {text}"),
             ),
             Ok(Why::Protocol) => self.refused(format!(
-                "the broker at {broker} refused what this client sent: {text}"
+                "the broker at {broker} refused a frame from this client: {text}"
             )),
             Ok(Why::Fenced) => self.refused(format!(
-                "a newer connection of this client's session took over at {broker}: two processes use one session, \
-                 as copies of one virtual machine do; start this one anew"
+                "a newer connection of the same session replaced this one at {broker}. Two processes share a session, \
+                 as cloned virtual machines do: restart this one"
             )),
             Ok(Why::Stopping) => LinkEnd::Lost("the broker was stopped".into()),
             Ok(Why::TooManyClients) => LinkEnd::Lost(text),
@@ -387,8 +388,8 @@ impl Session {
         }
     }
 
-    /// Gives up on a second refusal. The window is sent again with the next connection; refused once more, with
-    /// nothing confirmed in between, it would be refused for ever.
+    /// Gives up on a second refusal. The next connection sends the window again. Refused once more, with
+    /// nothing confirmed in between, it would be refused forever.
     fn refused(&mut self, why: String) -> LinkEnd {
         match self.refused.take() {
             Some(before) if before == why => LinkEnd::Hopeless(ErrorKind::Invalid, why),

@@ -1,4 +1,4 @@
-//! Writes frames of the waiting calls, as many as the socket is about to accept.
+//! Writes frames from the waiting calls, as many as the socket is about to accept.
 
 use std::sync::Arc;
 
@@ -13,14 +13,14 @@ use super::{Call, CallDone, Event, PendingTx, Session};
 use crate::encoded::{Encoded, EncodedCommit, EncodedCommits, FRAME_TARGET_BYTES, Form};
 use crate::{DriverError, ErrorKind};
 
-/// Transactions that are sent and not confirmed; the rest wait here, in order.
+/// Maximum number of sent and unconfirmed transactions; the rest wait here, in order.
 pub(super) const MAX_IN_FLIGHT: usize = 1024;
-/// Frames are made while less than this is waiting for the socket; the more that is made early, the
-/// more of it may be out of date when it leaves.
+/// Frames are built while fewer bytes than this wait for the socket. Frames built early may be out of date when
+/// they are sent.
 const OUT_TARGET_BYTES: usize = 256 << 10;
-/// A watch of a million keys is sent in portions.
+/// Number of keys per frame: a watch of a million keys is sent in portions.
 const KEYS_A_FRAME: usize = 16 << 10;
-/// Bytes that surround one part in its frame.
+/// Bytes around one part in its frame.
 const FRAME_OVERHEAD_BYTES: usize = 64;
 
 impl Session {
@@ -98,7 +98,7 @@ impl Session {
         }
     }
 
-    /// Moves the next transaction that somebody still waits for into the window, where it has a number.
+    /// Moves the next transaction with a waiting caller into the window, which assigns its number.
     fn admit(&mut self) -> bool {
         while self.window.len() < MAX_IN_FLIGHT {
             let Some(pending) = self.waiting.pop_front() else {
@@ -110,18 +110,18 @@ impl Session {
             let bytes = pending.tx.largest_part_bytes();
             if bytes + FRAME_OVERHEAD_BYTES > self.max_frame_bytes {
                 let reason = format!(
-                    "one operation of {bytes} bytes is over the broker's limit of {} for a frame",
+                    "one operation has {bytes} bytes, more than the broker's limit of {} bytes per frame",
                     self.max_frame_bytes
                 );
                 self.end_call(pending.call, DriverError::new(ErrorKind::TooLarge, reason));
                 continue;
             }
-            // The broker would find that out only when all of it has been sent.
+            // The broker would only find this out after receiving all of it.
             let bytes = pending.tx.bytes();
             if bytes > MAX_TRANSACTION_BYTES {
                 let reason = format!(
-                    "this call has {bytes} bytes, and one call may have {MAX_TRANSACTION_BYTES} at most. Nothing of \
-                     it was sent: split it into several"
+                    "this call has {bytes} bytes, more than the limit of {MAX_TRANSACTION_BYTES}. Nothing \
+                     was sent: split it into several calls"
                 );
                 let why = Refusal::TooLarge(reason);
                 let refused = Receipt::Refused { op: 0, why };
@@ -138,7 +138,7 @@ impl Session {
         false
     }
 
-    /// Ends watches of keys that the engine does not have: no value of theirs would ever come.
+    /// Ends watches of keys that the engine does not store: their values would never arrive.
     fn refuse_watches(&mut self) {
         let all = Features::NONE.with(Feature::Values).with(Feature::Keys);
         if all.minus(self.offered).is_empty() || self.unsent_keys.is_empty() {
@@ -156,7 +156,7 @@ impl Session {
             self.events.push_back(Event::Failed(sink, error));
             self.unwatch(id);
         }
-        // The broker was never asked for these.
+        // The broker was never asked for these keys.
         self.unsent_unwatched
             .retain(|key| lacking(std::slice::from_ref(key)).is_none());
     }
@@ -165,7 +165,7 @@ impl Session {
         let offered = self.capabilities.progress;
         while let Some((lease, body)) = self.unsent_progress.pop_first() {
             if offered {
-                // A broker that is behind is told in frames that it can take one by one.
+                // One frame per job: a broker that is behind can then process them one at a time.
                 let progress = vec![Progress { lease, body }.into()];
                 let frame = proto::ToBroker {
                     progress,
@@ -183,7 +183,7 @@ impl Session {
             let portion = self.unsent_keys.iter().take(KEYS_A_FRAME);
             let portion = portion.take_while(|(_, other)| *other == waiter).count();
             let (watchers, watches) = (&self.watchers, &self.watches);
-            // Given up, or told, before it was asked for.
+            // The watch was given up or resolved before it was sent.
             let is_wanted = |key: &Key| {
                 watchers.get(key).is_some_and(|ids| {
                     let mut ids = ids.iter().filter_map(|id| watches.get(id));
@@ -254,7 +254,7 @@ impl Session {
         while self.out.len() < OUT_TARGET_BYTES
             && let Some(reply) = self.unsent_replies.pop_front()
         {
-            // Each may be large, so it has a frame of its own.
+            // A reply may be large, so each has its own frame.
             let frame = proto::ToBroker {
                 replies: vec![reply],
                 ..Default::default()
@@ -266,8 +266,8 @@ impl Session {
         }
     }
 
-    /// Returns a feature of a transaction that the broker is too old for, or its engine lacks. A broker would refuse an
-    /// operation that it can't name, but drop a field without a trace.
+    /// Returns a feature that the transaction needs and the broker or its engine lacks. A broker refuses an
+    /// operation that it does not know, but silently drops an unknown field.
     pub(super) fn lacking(&self, pending: &PendingTx) -> Option<NotOffered> {
         let PendingTx { tx, durability, .. } = pending;
         let missing = match durability {
@@ -289,7 +289,8 @@ impl Session {
         lacking
     }
 
-    /// Ends a call of one transaction with all that is known. Of several, others may go on.
+    /// Ends a call of one transaction with full details. In a call of several, the other transactions may
+    /// continue.
     fn refuse(&mut self, id: u64, index: usize, lacking: NotOffered) {
         let is_one = |call: &Call| matches!(&call.done, CallDone::Commit { receipts, .. } if receipts.len() == 1);
         match self.calls.get(&id).is_some_and(is_one) {
@@ -298,7 +299,8 @@ impl Session {
         }
     }
 
-    /// Returns an addition that this broker is too old for. Costs nothing while both are of one version.
+    /// Returns an addition that this broker is too old for. Costs nothing while both sides have the same
+    /// version.
     fn too_new(&self, within: Within, encoded: impl FnOnce() -> Bytes) -> Option<NotOffered> {
         let versions = &self.config.versions;
         if self.version >= versions.highest {
@@ -312,7 +314,7 @@ impl Session {
                 self.config.broker, self.version
             ),
             remedy: format!(
-                "it came with version {since}. Install a newer penstock where the broker runs, and start it again"
+                "that needs version {since}. Upgrade penstock on the broker's machine, and restart the broker"
             ),
         })
     }

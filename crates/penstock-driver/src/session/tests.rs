@@ -13,7 +13,7 @@ use crate::encoded::{FRAME_TARGET_BYTES, Form};
 mod capabilities;
 mod versions;
 
-/// A session whose other side is this test: what it sends is told as text, and so is what comes of it.
+/// Session whose peer is the test. Its frames, and the outcomes of its calls, are recorded as text.
 struct Bench {
     session: Session,
     start: Instant,
@@ -56,7 +56,7 @@ impl Bench {
         bench
     }
 
-    /// With an engine that can do this.
+    /// Answers the hello as an engine with these capabilities.
     fn connect_to(&mut self, capabilities: &Capabilities) {
         self.session.connected(self.now, Vec::new());
         self.sent();
@@ -85,7 +85,7 @@ impl Bench {
         });
     }
 
-    /// Commits one empty transaction, with a deadline so many milliseconds after the start.
+    /// Commits one empty transaction, with a deadline in milliseconds after the start.
     fn commit(&mut self, name: &'static str, deadline_ms: Option<u64>) {
         self.commit_txs(name, vec![Tx::default()], Durability::Disk, deadline_ms);
     }
@@ -143,7 +143,7 @@ impl Bench {
             .watch(keys, name == "peek", None, deadline, sink)
     }
 
-    /// A wait inside of a job.
+    /// Waits inside a job.
     fn wait_inside(
         &mut self,
         job: &'static str,
@@ -212,7 +212,7 @@ impl Bench {
         self.session.tick(self.now)
     }
 
-    /// Returns the frames that the session has written since the last time, as text.
+    /// Returns the frames written since the last call, as text.
     fn sent(&mut self) -> String {
         let mut decoder = Decoder::<proto::ToBroker>::new(MAX_FRAME_BYTES);
         loop {
@@ -314,7 +314,7 @@ impl Bench {
         said
     }
 
-    /// Returns the outcomes since the last time.
+    /// Returns the outcomes since the last call.
     fn heard(&mut self) -> String {
         while let Some(event) = self.session.poll_event() {
             event.carry_out();
@@ -323,7 +323,7 @@ impl Bench {
     }
 }
 
-/// The welcome of a broker that goes on in this version.
+/// Welcome of a broker that continues this version.
 fn welcome_of(protocol_version: u32, welcome: proto::Welcome) -> proto::Welcome {
     proto::Welcome {
         protocol_version,
@@ -506,7 +506,7 @@ fn a_forgotten_session_tells_unknown_and_goes_on_with_the_next_number() {
     bench.commit("sent", None);
     bench.sent();
     bench.session.disconnected("test");
-    // So late that a broker may have forgotten it.
+    // So late that a broker may have forgotten the session.
     bench.now += SURELY_REMEMBERED;
     bench.commit("unsent", None);
     bench.session.connected(bench.now, Vec::new());
@@ -519,8 +519,8 @@ fn a_forgotten_session_tells_unknown_and_goes_on_with_the_next_number() {
     assert_eq!(bench.sent(), "hello 0 leases, used 1; commit 2-2 0 ops");
 }
 
-/// A broker was killed before it had synced anything of a new client. The next one did not know the
-/// session, so commits that nobody had were told as `Unknown`, though sending them again was safe.
+/// A broker was killed before it synced anything of a new client. The next one did not know the session, so
+/// commits that no broker had were reported as `Unknown`, though sending them again was safe.
 #[test]
 fn a_session_of_which_nothing_was_confirmed_starts_over() {
     let mut bench = Bench::connected();
@@ -534,7 +534,7 @@ fn a_session_of_which_nothing_was_confirmed_starts_over() {
     bench.confirm(1, vec![], vec![]);
     assert_eq!(bench.heard(), "a: applied");
 
-    // Of this session the next broker must know.
+    // The next broker must know this session.
     bench.session.disconnected("killed");
     bench.session.connected(bench.now, Vec::new());
     assert_eq!(bench.sent(), "hello 0 leases, used 2");
@@ -561,7 +561,7 @@ fn a_deadline_says_whether_it_was_sent_and_what_was_not_sent_stays_unsent() {
     assert_eq!(bench.heard(), "");
     bench.at(2_000).unwrap();
     assert_eq!(bench.heard(), "sent: maybe; unsent: not accepted");
-    // Its number is used, so it cannot be left out; but nobody waits for it any more.
+    // Its number is used, so it can't be left out; but its caller no longer waits.
     bench.connect(0);
     bench.commit("next", None);
     assert_eq!(bench.sent(), "commit 1-2 0 ops");
@@ -651,7 +651,7 @@ fn two_may_watch_one_key_and_the_last_to_leave_takes_the_watch_along() {
     assert_eq!(bench.sent(), "watch not a");
     bench.tell("a", present("late"));
     assert_eq!(bench.heard(), "");
-    // Given up and wanted again within one frame.
+    // Given up and requested again within one frame.
     let third = bench.watch("third", &["a"], None);
     bench.session.unwatch(third);
     bench.watch("fourth", &["a"], None);
@@ -686,7 +686,7 @@ fn a_job_that_stops_waiting_takes_nothing_from_others_that_watch_the_same() {
     assert_eq!(bench.sent(), "", "another wait of j goes on");
     bench.session.unwatch(third);
     assert_eq!(bench.sent(), "watch over a in j");
-    // Given up and wanted again within one frame.
+    // Given up and requested again within one frame.
     let fourth = bench.wait_inside("j", "fourth", &["a"]);
     assert_eq!(bench.sent(), "watch a in j");
     bench.session.unwatch(fourth);
@@ -721,7 +721,7 @@ fn a_peek_is_over_once_it_is_known_that_a_key_is_pending() {
     bench.tell("a", present("one"));
     assert_eq!(bench.heard(), "peek: a pending; peek: b two");
     assert!(!bench.session.wants_link());
-    // It takes nothing from who watches to the end.
+    // Peeking takes nothing from a watcher that waits to the end.
     bench.watch("w", &["a"], None);
     bench.watch("peek", &["a"], None);
     bench.tell("a", KeyState::Pending);
@@ -813,7 +813,7 @@ fn credit_adds_up_and_is_restored_without_what_has_arrived() {
     assert_eq!(bench.sent(), "consume mail +2; report 1/4");
 }
 
-/// A question's number means something on its own connection only: on the next, another question may have it.
+/// A question's number is only valid on its own connection: on the next, another question may have it.
 #[test]
 fn a_question_is_answered_once_and_on_the_connection_that_it_came_on() {
     let mut bench = Bench::connected();
@@ -877,7 +877,7 @@ fn only_the_latest_progress_is_sent_and_before_what_settles_its_job() {
         "{sent}: the broker drops that of a job which has ended"
     );
     assert_eq!(bench.sent(), "", "it is sent once");
-    // A broker that keeps none is sent none.
+    // A broker that keeps no progress is sent none.
     let mut capabilities = native::on_disk().clone();
     capabilities.progress = false;
     let mut bench = Bench::new();
@@ -949,7 +949,7 @@ fn each_way_to_be_turned_away_says_what_to_do() {
     check(
         Why::Version,
         "",
-        r#"Hopeless(Invalid, "the broker at unix:test speaks another version of the protocol: ")"#,
+        r#"Hopeless(Invalid, "the broker at unix:test speaks an incompatible version of the protocol: ")"#,
     );
     check(Why::Stopping, "", r#"Lost("the broker was stopped")"#);
     check(
@@ -959,7 +959,7 @@ fn each_way_to_be_turned_away_says_what_to_do() {
     );
 }
 
-/// A worker with a queue name that no broker takes used to connect for ever, and told nobody.
+/// A worker with a queue name that every broker refuses used to reconnect forever, without reporting it.
 #[test]
 fn a_refusal_that_would_repeat_for_ever_ends_the_client() {
     let refused = |bench: &mut Bench, why: proto::close::Why, text: &str| {
@@ -984,9 +984,9 @@ fn a_refusal_that_would_repeat_for_ever_ends_the_client() {
     for (why, expected) in [
         (
             Protocol,
-            "the broker at unix:test refused what this client sent: too long",
+            "the broker at unix:test refused a frame from this client: too long",
         ),
-        (Fenced, "took over at unix:test"),
+        (Fenced, "replaced this one at unix:test"),
     ] {
         let mut bench = Bench::connected();
         assert_eq!(refused(&mut bench, why, "too long"), "lost");
@@ -1034,7 +1034,7 @@ fn a_hopeless_broker_ends_all_calls_at_once_and_tells_watchers() {
     );
 }
 
-/// A client that was closed, or refused, used to say nothing of calls that the broker had in its socket.
+/// A client that was closed or refused used to report nothing about calls already in the broker's socket.
 #[test]
 fn every_error_that_ends_a_call_says_whether_it_was_sent() {
     for kind in [
@@ -1051,7 +1051,7 @@ fn every_error_that_ends_a_call_says_whether_it_was_sent() {
     }
 }
 
-/// `penstock broker stop` used to be undone in the same instant by whichever worker was connected.
+/// `penstock broker stop` used to be undone instantly by any connected worker.
 #[test]
 fn a_broker_that_was_stopped_is_started_for_who_asks_and_not_for_who_only_works() {
     let stopped = |bench: &mut Bench| {
@@ -1125,7 +1125,7 @@ fn a_worker_is_told_that_no_broker_can_be_had() {
     assert_eq!(bench.heard(), "worker: this client was closed");
 }
 
-/// Names the outcome by which a caller decides.
+/// Names the outcome from which a caller decides.
 fn outcome_text(error: &DriverError) -> String {
     match (&error.kind, error.maybe_accepted) {
         (ErrorKind::Unavailable | ErrorKind::Silent, true) => "maybe".to_owned(),
@@ -1163,7 +1163,7 @@ fn keys_are_hashed_with_the_seed_of_the_session() {
     assert_eq!(*session.unsent_unwatched.hasher(), seeded);
 }
 
-/// Each of a worker's consumers has its own tasks and credit, which the next connection is told anew.
+/// Each of a worker's consumers has its own tasks and credit, which must be sent again on the next connection.
 #[test]
 fn several_consumers_are_told_of_apart_and_again_after_a_reconnect() {
     let mut bench = Bench::connected();
@@ -1196,14 +1196,15 @@ fn several_consumers_are_told_of_apart_and_again_after_a_reconnect() {
         bench.sent(),
         "consume mail tasks quick +4; consume/1 mail tasks slow +3"
     );
-    // One of them is stopped, and the other keeps its credit.
+    // One consumer is stopped, and the other keeps its credit.
     bench.session.stop_consumer(1);
     assert_eq!(bench.sent(), "consume/1 stop");
     bench.session.stop_consumer(7);
     assert_eq!(bench.sent(), "");
     bench.session.disconnected("gone");
     bench.connect(0);
-    // A broker that does not know it learns its queues and tasks, or it would have none when it is given credit again.
+    // A new broker must learn the queues and tasks of a stopped consumer, which needs them when it receives
+    // credit again.
     assert_eq!(
         bench.sent(),
         "consume mail tasks quick +4; consume/1 mail tasks slow +0; consume/1 stop"
@@ -1246,8 +1247,8 @@ fn a_call_that_no_broker_takes_is_refused_before_anything_of_it_is_sent() {
     assert_eq!(bench.sent(), "");
     assert_eq!(
         bench.heard(),
-        "large: TooLarge(\"this call has 537919488 bytes, and one call may have 536870912 at most. Nothing of it \
-         was sent: split it into several\")"
+        "large: TooLarge(\"this call has 537919488 bytes, more than the limit of 536870912. Nothing was \
+         sent: split it into several calls\")"
     );
     assert_eq!(bench.session.window.len(), 0);
     bench.commit_encoded("just", call(512), Durability::Disk, None);

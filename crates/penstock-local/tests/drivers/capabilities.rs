@@ -1,4 +1,5 @@
-//! A broker whose engine lacks something. It is a real one, behind somebody who takes a feature out of its welcome.
+//! Tests a broker whose engine lacks a feature: a real broker, behind a proxy that removes the feature from its
+//! welcome.
 
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -12,7 +13,7 @@ use penstock_wire::proto;
 use crate::support::*;
 use crate::versions::{carry, socket_of};
 
-/// Listens beside a broker's socket and carries the frames of one client after the other.
+/// Listens next to a broker's socket, and forwards the frames of one client after the other.
 struct Lesser {
     socket: PathBuf,
 }
@@ -25,7 +26,7 @@ impl Lesser {
         thread::spawn(move || {
             for client in listener.incoming() {
                 let client = client.unwrap();
-                // None: the broker has ended.
+                // None: the broker has exited.
                 let Ok(broker) = UnixStream::connect(&real) else {
                     break;
                 };
@@ -111,7 +112,8 @@ fn a_command_that_the_engine_can_not_carry_out_exits_with_75_and_the_remedy() {
     );
 }
 
-/// An order of a person is as durable as the engine can keep it: a weaker engine would refuse every one.
+/// An operator's order is as durable as the engine can make it: a weaker engine would otherwise refuse every
+/// order.
 #[test]
 fn an_order_is_kept_as_durably_as_the_engine_can() {
     let place = Place::local();

@@ -1,4 +1,4 @@
-//! Penstock's own brokers under the suite that every engine has to pass, however they are reached.
+//! Runs the conformance suite on Penstock's own brokers, over every transport.
 
 use std::time::Instant;
 
@@ -7,7 +7,7 @@ use crate::support::*;
 mod memory {
     penstock_conformance::tests!(crate::support::Place::memory);
 
-    /// Where there is one client only, its goodbye ends the broker.
+    /// With a single client, its goodbye stops the broker.
     #[test]
     fn a_goodbye_ends_the_broker_of_one_client() {
         super::a_goodbye_ends_the_broker(&crate::support::Place::memory());
@@ -40,7 +40,7 @@ fn a_goodbye_ends_the_broker(place: &Place) {
     }
 }
 
-/// What a driver claims before it has seen a broker is what that then declares.
+/// A driver without a broker must claim the same capabilities that the broker then declares.
 #[test]
 fn a_broker_declares_what_its_driver_claims() {
     for place in [Place::memory(), Place::local(), Place::unix()] {

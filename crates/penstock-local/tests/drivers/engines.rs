@@ -1,4 +1,4 @@
-//! The suite itself, over brokers that are less than they could be, or less than they say.
+//! Tests the suite itself, on brokers that lack features or that lie about them.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -36,11 +36,11 @@ fn for_each<T: Sync>(all: &[T], run: impl Fn(&T) + Sync) {
     });
 }
 
-/// A broker without a feature: a real one, behind somebody who takes it out of its welcome. So what refuses here is
-/// what refuses for users.
+/// Broker without a feature: a real one, behind a proxy that removes the feature. So the refusals here are
+/// those that users get.
 struct Lesser {
     capabilities: Capabilities,
-    /// `None`: the broker is in memory.
+    /// `None` if the broker is in memory.
     server: Option<Place>,
     only_driver: Option<Arc<dyn Driver>>,
 }
@@ -110,7 +110,7 @@ impl penstock_conformance::Place for Lesser {
     }
 }
 
-/// Connects to a broker, or starts one in memory, and carries the frames of both sides.
+/// Connects to a broker or starts one in memory, and forwards the frames of both sides.
 struct Carried {
     socket: Option<String>,
     capabilities: Capabilities,
@@ -162,7 +162,7 @@ impl Drop for Carried {
     }
 }
 
-/// Checks that exactly the scenarios that need the feature are refused for it, and gives how many were.
+/// Checks that exactly the scenarios that need the feature are refused for lack of it. Returns their number.
 fn lacks(feature: Feature, all: &Capabilities, fresh: impl Fn() -> Lesser, kills: bool) -> usize {
     let mut refused = 0;
     let rest = all.clone().without(feature);
@@ -204,7 +204,7 @@ fn whatever_is_taken_away_is_refused_and_everything_else_goes_on() {
     });
 }
 
-/// Where kills are survived, what is said of them is checked, too.
+/// Where the engine survives kills, claims about them are checked too.
 #[test]
 fn what_is_taken_away_stays_away_through_a_kill() {
     let offered: Vec<Feature> = on_disk().features().iter().collect();
@@ -213,7 +213,7 @@ fn what_is_taken_away_stays_away_through_a_kill() {
     });
 }
 
-/// Each lie, the scenario that is meant for it, and what that says.
+/// Each lie, with the scenario that must catch it and the text of the failure.
 const LIES: [(Feature, &str, &str); 30] = [
     (
         Feature::DiskDurability,
@@ -379,7 +379,7 @@ fn every_lie_is_caught_by_the_scenario_that_is_meant_for_it() {
             "{} is not meant for {lie:?}",
             meant.name
         );
-        // It need not wait long for what never comes.
+        // It need not wait long for an event that never comes.
         match meant.check(&Liar::about(*lie, Duration::from_secs(3))) {
             Outcome::Failed(why) if why.contains(says) => {}
             Outcome::NotShown(Ability::SetWallClock) if !has_wall_clock() => {

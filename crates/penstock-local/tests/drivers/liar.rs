@@ -1,4 +1,4 @@
-//! A driver that claims all that its broker can do, and breaks one thing of it.
+//! Driver that claims everything its broker can do, and breaks one promise.
 
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -15,7 +15,7 @@ use penstock_message::{
 
 use crate::support::*;
 
-/// How long a kill waits for a commit that it can interrupt.
+/// Time that a kill waits for a commit that it can interrupt.
 const IN_FLIGHT_WITHIN: Duration = Duration::from_secs(1);
 
 pub struct Liar {
@@ -25,24 +25,24 @@ pub struct Liar {
     books: Arc<Books>,
 }
 
-/// What it has to remember for its lie.
+/// State that a lie needs.
 #[derive(Default)]
 struct Books {
     engine: Mutex<Engine>,
     committing: Condvar,
-    /// Undoes what was confirmed and is to be forgotten.
+    /// Undoes confirmed operations that must be forgotten.
     forget: Mutex<Vec<Op>>,
 }
 
 #[derive(Default)]
 struct Engine {
     kills: u32,
-    /// Commits that are not answered.
+    /// Number of unanswered commits.
     in_flight: u32,
 }
 
 impl Books {
-    /// Notes a commit; returns how often the engine has been killed.
+    /// Notes a commit; returns the number of kills of the engine.
     fn begin(&self) -> u32 {
         let mut engine = self.engine.lock().unwrap();
         engine.in_flight += 1;
@@ -50,7 +50,7 @@ impl Books {
         engine.kills
     }
 
-    /// Notes an answer; returns how often the engine has been killed by now.
+    /// Notes an answer; returns the number of kills of the engine so far.
     fn end(&self) -> u32 {
         let mut engine = self.engine.lock().unwrap();
         engine.in_flight -= 1;
@@ -100,7 +100,7 @@ impl penstock_conformance::Place for Liar {
     fn kill(&self) {
         let mut engine = self.books.engine.lock().unwrap();
         if self.lie == Feature::Dedupe {
-            // Between two commits there is nothing to lie about.
+            // A lie needs a commit on its way; between two there is none.
             let (at_work, _) = self
                 .books
                 .committing
@@ -133,7 +133,7 @@ struct Lying {
 }
 
 impl Lying {
-    /// What it makes of an operation; several, or none.
+    /// Returns the operations that replace an operation: none, one or several.
     fn twist(&self, op: Op) -> Vec<Op> {
         match (self.lie, op) {
             (
@@ -155,7 +155,7 @@ impl Lying {
                 Op::Publish {
                     queues,
                     message,
-                    // A short one would be over, by this clock, before a busy broker has it.
+                    // A short time would be over, by this clock, before a busy broker receives it.
                     due: Some(Due::AfterMs(after_ms @ 60_000..)),
                     unless_key,
                 },
@@ -290,7 +290,7 @@ impl Lying {
         }));
     }
 
-    /// What it makes of an answer. Some lies take another commit.
+    /// Returns the answer that replaces an answer. Some lies take another commit.
     fn answer(&self, txs: Vec<Tx>, done: Done<Vec<Receipt>>) -> Done<Vec<Receipt>> {
         let (lie, inner) = (self.lie, Arc::clone(&self.inner));
         let books = Arc::clone(&self.books);
@@ -324,7 +324,7 @@ impl Lying {
                         second = Some((ops, applied()));
                     }
                     _ if lie == Feature::Dedupe && was_killed => {
-                        // As if the engine did not know that it has had this.
+                        // Pretends that the engine does not know that it had this already.
                         let deadline = Some(Instant::now() + PATIENCE);
                         return inner.commit(vec![tx], Durability::Os, deadline, done);
                     }
@@ -372,7 +372,7 @@ impl Driver for Lying {
         let had = txs.iter().map(|tx| tx.ops.len()).sum::<usize>();
         let txs = self.twisted(txs);
         if had > 0 && txs.iter().all(|tx| tx.ops.is_empty()) {
-            // It says that it has cancelled a job that waited, or has asked one to stop that runs.
+            // Claims to have cancelled a waiting job, or to have asked a running one to stop.
             let found = match self.lie {
                 Feature::CancelWaiting => Some(MessageState::Ready),
                 Feature::CancelRunning => Some(MessageState::Cancelling),

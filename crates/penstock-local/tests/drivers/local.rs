@@ -1,4 +1,5 @@
-//! `local:PATH`: nothing to start, one broker however many want it, and the next one at once.
+//! Tests `local:PATH`: nothing to start by hand, one broker for any number of clients, and the next one at
+//! once.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -42,12 +43,12 @@ fn a_killed_broker_is_followed_by_the_next_within_a_second_and_leaves_no_zombie(
     client.commit(vec![publish(message(1))]);
     let first = client.broker_pid();
     let mut took = Vec::new();
-    // Other things run here meanwhile, so not each of them need be as quick as it can be.
+    // Other tests run at the same time, so not every attempt need be fast.
     while took.len() < 10 && took.iter().all(|took| *took >= Duration::from_secs(1)) {
         let before = client.broker_pid();
         let start = Instant::now();
         kill(before, Signal::KILL);
-        // It may answer once more while it is dying.
+        // The broker may answer once more while it dies.
         while client.broker_pid() == before {}
         took.push(start.elapsed());
     }
@@ -55,7 +56,7 @@ fn a_killed_broker_is_followed_by_the_next_within_a_second_and_leaves_no_zombie(
         took.iter().any(|took| *took < Duration::from_secs(1)),
         "{took:?}"
     );
-    // Somebody here waits for its end, so soon nothing is left of it.
+    // This process waits for its exit, so it does not stay a zombie for long.
     let reaped = (0..1_000).any(|_| {
         std::thread::sleep(Duration::from_millis(5));
         process_state(first).is_none()
@@ -67,7 +68,7 @@ fn a_killed_broker_is_followed_by_the_next_within_a_second_and_leaves_no_zombie(
     );
 }
 
-/// As ps shows it; `None` when there is no such process.
+/// Returns the process as ps shows it; `None` if there is none.
 fn process_state(pid: u64) -> Option<String> {
     let ps = Command::new("ps")
         .args(["-o", "stat=", "-p", &pid.to_string()])
@@ -119,7 +120,7 @@ fn a_path_too_long_for_a_socket_works_all_the_same() {
     kill(client.broker_pid(), Signal::TERM);
 }
 
-/// Each start that must fail tells why, at once, in one message.
+/// Each start that must fail reports why, at once, in one message.
 #[test]
 fn a_start_that_cannot_succeed_says_what_to_do() {
     let check = |prepare: &dyn Fn(&Place) -> DriverConfig, expected: &str| {
@@ -132,7 +133,7 @@ fn a_start_that_cannot_succeed_says_what_to_do() {
                 reason,
                 ..
             }) => {
-                assert!(reason.contains("no broker can be started"), "{reason}");
+                assert!(reason.contains("can't start a broker"), "{reason}");
                 assert!(reason.contains(expected), "{reason}");
             }
             other => panic!("{other:?}"),
@@ -141,7 +142,7 @@ fn a_start_that_cannot_succeed_says_what_to_do() {
     };
     check(
         &|place| DriverConfig::new(&place.url),
-        "the penstock executable is not there",
+        "the penstock executable is missing",
     );
     check(
         &|place| DriverConfig {
@@ -168,7 +169,7 @@ fn a_start_that_cannot_succeed_says_what_to_do() {
     );
 }
 
-/// A penstock whose broker ends at its start with this code, for as long as `hindered` says.
+/// Writes a penstock whose broker exits at its start with this code while `hindered` says so.
 struct Hindered {
     place: Place,
     program: std::path::PathBuf,
@@ -236,7 +237,7 @@ fn a_start_that_fails_for_a_while_is_tried_again_until_the_deadline() {
     }
 }
 
-/// Such a call used to end as a wrong configuration that said no more, and the job ran.
+/// Such a call used to end with a vague configuration error, and the job ran.
 #[test]
 fn a_start_that_stays_hopeless_ends_calls_at_once_and_says_which_were_sent() {
     for code in [2, 65, 78] {
@@ -289,8 +290,8 @@ fn a_directory_that_this_user_cannot_write_is_named() {
     });
 }
 
-/// Runs this in a thread that may not write where the permissions of files say no, and neither may the threads and
-/// processes that it starts. Root may by a capability, which is given up for good.
+/// Runs this in a thread that may not write where file permissions forbid it, and neither may its own threads
+/// and processes. Root normally may, through a capability that this thread gives up for good.
 fn where_permissions_bind(check: impl FnOnce() + Send) {
     let bound = || {
         #[cfg(target_os = "linux")]
@@ -314,7 +315,8 @@ fn where_permissions_bind(check: impl FnOnce() + Send) {
     std::thread::scope(|scope| scope.spawn(bound).join()).unwrap();
 }
 
-/// A user who makes `.penstock` first in a directory that all may write, such as /tmp, and listens there.
+/// Another user creates `.penstock` first, in a directory that anyone may write to, such as /tmp, and listens
+/// there.
 #[test]
 fn a_directory_that_another_user_has_made_gets_no_job_and_no_broker() {
     let place = Place::local();
@@ -332,7 +334,7 @@ fn a_directory_that_another_user_has_made_gets_no_job_and_no_broker() {
             std::os::unix::fs::chown(&data, Some(65_534), Some(65_534)).unwrap();
             "belongs to user 65534"
         }
-        // Only root can give a directory away; one that others may write is the next best.
+        // Only root can give a directory away; otherwise use one that others may write to.
         false => {
             fs::set_permissions(&data, fs::Permissions::from_mode(0o777)).unwrap();
             "chmod go-w"

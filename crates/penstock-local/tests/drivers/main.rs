@@ -1,4 +1,4 @@
-//! The drivers against real brokers. One program, so that the executable they start is built once.
+//! Tests the drivers against real brokers. One program, so that the executable they start is built once.
 
 mod capabilities;
 mod conformance;

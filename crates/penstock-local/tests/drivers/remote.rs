@@ -1,4 +1,4 @@
-//! What goes wrong between a client and a broker in another process, and what the client says of it.
+//! Tests failures between a client and a broker in another process, and how the client reports them.
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use penstock_message::Durability;
 use rustix::process::Signal;
 
 const SHORT: Duration = Duration::from_millis(300);
-/// Until then what must happen before the deadline surely has, on a busy machine too.
+/// Deadline by which an event has surely happened, on a busy machine too.
 const AMPLE: Duration = Duration::from_secs(3);
 
 fn unavailable(outcome: Result<penstock_message::Receipt, DriverError>) -> (String, bool) {
@@ -31,7 +31,7 @@ fn with_nobody_there_a_call_ends_at_its_deadline_and_says_that_it_was_not_sent()
     assert!(reason.contains("No such file or directory"), "{reason}");
     assert!((SHORT..PATIENCE).contains(&start.elapsed()));
 
-    // What was given up is not sent when a broker comes after all.
+    // A call that was given up is not sent when a broker appears after all.
     let mut server = start_server(&format!("unix:{}", socket.display()), directory.path());
     assert_eq!(client.commit(vec![publish(message(2))]), applied());
     assert_eq!(client.worker("work", 10).take_one().message.id, id(2));
@@ -53,7 +53,7 @@ fn a_stopped_broker_ends_calls_at_their_deadlines_and_goes_on_where_it_was() {
     assert!(maybe_accepted, "it is in the socket");
     assert!(reason.contains("did not answer"), "{reason}");
 
-    // A client that comes now cannot even say hello.
+    // A new client can't even say hello.
     let stranger = place.client();
     let outcome = stranger.try_commit(vec![publish(message(3))], Durability::Disk, SHORT);
     assert!(!unavailable(outcome).1);
@@ -150,7 +150,7 @@ fn what_is_no_broker_is_not_waited_for_longer_than_the_deadline() {
     let babbler = std::thread::spawn(move || {
         use std::io::Write;
         for stream in listener.incoming() {
-            // A frame longer than any: the client must not wait for its end.
+            // A frame beyond the limit: the client must not wait for its end.
             let _ = stream
                 .unwrap()
                 .write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n");
@@ -158,7 +158,7 @@ fn what_is_no_broker_is_not_waited_for_longer_than_the_deadline() {
     });
     let outcome = client.try_commit(vec![publish(message(1))], Durability::Disk, AMPLE);
     let (reason, maybe_accepted) = unavailable(outcome);
-    assert!(reason.contains("no frame of this protocol"), "{reason}");
+    assert!(reason.contains("sent an invalid frame"), "{reason}");
     assert!(!maybe_accepted);
     drop(babbler);
 }

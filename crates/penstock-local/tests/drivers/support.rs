@@ -1,4 +1,4 @@
-//! What the tests of drivers share: brokers to talk to.
+//! Brokers that the tests of drivers share.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -14,10 +14,10 @@ use penstock_message::{Capabilities, Query};
 use penstock_wire::native::{in_memory, on_disk};
 use tempfile::TempDir;
 
-/// Of every server here.
+/// Token of every server here.
 const TOKEN: &str = "conformance";
 
-/// The penstock executable of this build, made if it is not there.
+/// Returns the penstock executable of this build; builds it if it is missing.
 pub fn program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
@@ -33,12 +33,12 @@ pub fn program() -> &'static Path {
     })
 }
 
-/// A broker of one kind, with a directory of its own.
+/// Broker of one kind, with its own directory.
 pub struct Place {
     pub url: String,
     pub directory: TempDir,
     server: Option<Mutex<Child>>,
-    /// The one that there can be, where each client has a broker of its own.
+    /// The only client there can be, where each client has its own broker.
     only_client: Option<Client>,
     pub outlives_kills: bool,
 }
@@ -96,14 +96,14 @@ impl Place {
         }
     }
 
-    /// A client of its own, where that can be.
+    /// Connects a new client where possible.
     pub fn client(&self) -> Client {
         let only = self.only_client.clone();
         only.unwrap_or_else(|| client_of(self.config()))
     }
 
-    /// Kills the broker, as nothing could be worse for its clients, and sees to it that there is a next
-    /// one. There is no next one of `memory:`, so nothing happens to it.
+    /// Kills the broker in the way that is worst for its clients, and makes sure that there is a next one. A
+    /// `memory:` broker has no successor, so it is left alone.
     pub fn kill(&self) {
         if let Some(server) = &self.server {
             let mut server = server.lock().unwrap();
@@ -111,7 +111,7 @@ impl Place {
             server.wait().unwrap();
             *server = start_server(&self.url, self.directory.path());
         } else if self.outlives_kills {
-            // The next one is started by whoever misses it. (The one that dies may answer once more.)
+            // The first client that misses the broker starts the next one. The dying one may answer once more.
             let client = self.client();
             let pid = client.broker_pid();
             kill(pid, rustix::process::Signal::KILL);
@@ -166,7 +166,7 @@ impl Drop for Place {
             server.kill().unwrap();
             server.wait().unwrap();
         } else if self.outlives_kills
-            // Without the program no broker is started only to be ended.
+            // Without the program, no broker is started just to be stopped.
             && let Ok(driver) = connect(DriverConfig::new(&self.url))
         {
             let client = Client::new(driver);
@@ -196,7 +196,7 @@ fn server_command(listen: &str, directory: &Path) -> Command {
     command
 }
 
-/// A port that nobody listens on.
+/// Returns a port on which nothing listens.
 pub fn free_port() -> u16 {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     listener.local_addr().unwrap().port()

@@ -1,5 +1,5 @@
-//! A broker of an older version of the protocol. It is today's, behind somebody who writes version 1 into
-//! its welcome: what it does when it is asked to end, and what it keeps, is real.
+//! Tests a broker with an older protocol version. It is a current broker, behind a proxy that writes version 1
+//! into its welcome. So its answer to a stop, and the data that it keeps, are real.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -16,7 +16,7 @@ use penstock_driver::{DriverConfig, DriverError, ErrorKind};
 use penstock_message::{Answer, Durability, KeyState, Query, StatusQuery};
 use penstock_wire::{Decoder, MAX_FRAME_BYTES, encode_frame, proto};
 
-/// Stands before a broker's socket and carries its frames.
+/// Stands in front of a broker's socket and forwards its frames.
 struct Aged {
     is_old: Arc<AtomicBool>,
     connections: Arc<Mutex<Vec<UnixStream>>>,
@@ -24,7 +24,7 @@ struct Aged {
 }
 
 impl Aged {
-    /// Takes the place of the socket.
+    /// Replaces the socket.
     fn in_place_of(socket: &Path) -> Self {
         let real = socket.with_file_name("real.sock");
         fs::rename(socket, &real).unwrap();
@@ -38,7 +38,7 @@ impl Aged {
         thread::spawn(move || {
             for client in listener.incoming() {
                 let client = client.unwrap();
-                // None: the broker has ended.
+                // None: the broker has exited.
                 let Ok(broker) = UnixStream::connect(&real) else {
                     break;
                 };
@@ -60,7 +60,7 @@ impl Aged {
         aged
     }
 
-    /// From now on it is of version 1, and all must say hello again.
+    /// From now on the broker has version 1, and all clients must say hello again.
     fn grow_old(&self) {
         self.is_old.store(true, Ordering::Relaxed);
         for socket in self.connections.lock().unwrap().drain(..) {
@@ -71,7 +71,7 @@ impl Aged {
 
 impl Drop for Aged {
     fn drop(&mut self) {
-        // Ends the thread that waits for others.
+        // Ends the thread that waits for further clients.
         let _gone = UnixStream::connect(&self.listens_at);
     }
 }
@@ -131,7 +131,7 @@ fn a_local_broker_that_is_older_gives_way_and_the_worker_keeps_its_lease() {
     assert_eq!(first.broker_pid(), worker.client.broker_pid());
 }
 
-/// Only a local one belongs to its clients.
+/// Only a local broker belongs to its clients.
 #[test]
 fn a_server_that_is_older_is_left_alone_and_the_client_told_what_to_install() {
     let place = Place::local();
@@ -155,7 +155,7 @@ fn a_server_that_is_older_is_left_alone_and_the_client_told_what_to_install() {
         "{reason}"
     );
     assert_eq!(direct.broker_pid(), pid);
-    // As `penstock broker stop` does, which ends a broker of any version.
+    // Like `penstock broker stop`, which stops a broker of any version.
     let answer = client.query(Query::Stop).unwrap();
     assert_eq!(answer, Answer::Stopping);
 }

@@ -1,5 +1,6 @@
-//! Chains, and groups with a callback, as transactions: each step settles its job, stores its result and
-//! publishes or joins what follows, at once. Brokers are killed and workers lost at any moment meanwhile.
+//! Tests chains, and groups with a callback, as transactions. Each step settles its job, stores its result and
+//! publishes or joins its successors, all at once. Meanwhile brokers are killed and workers lost at random
+//! moments.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,7 +24,7 @@ const GROUPS: u64 = 6;
 const MEMBERS: u64 = 100;
 const WORKERS: u64 = 4;
 
-/// What a message stands for; its number says so.
+/// Meaning of a message, encoded in its number.
 #[derive(Clone, Copy)]
 enum Step {
     Link { chain: u64, index: u64 },
@@ -54,7 +55,7 @@ impl Step {
 
     fn message(self) -> Message {
         Message {
-            // However often its worker is lost, it is to be run.
+            // It must run however often its worker is lost.
             max_deliveries: u8::MAX,
             ..message(self.number())
         }
@@ -70,7 +71,7 @@ impl Step {
     }
 }
 
-/// What was seen, outside of all that is killed.
+/// Observations, kept outside of everything that is killed.
 #[derive(Default)]
 struct Books {
     seen: Mutex<Seen>,
@@ -80,9 +81,9 @@ struct Books {
 #[derive(Default)]
 struct Seen {
     deliveries: u64,
-    /// Of each step, how often it came as something that nobody had before.
+    /// Number of times that each step arrived as a new one.
     first_deliveries: BTreeMap<u64, u64>,
-    /// Of each step, the results that were confirmed.
+    /// Confirmed results of each step.
     confirmed: BTreeMap<u64, Vec<String>>,
     fenced: u64,
 }
@@ -120,7 +121,7 @@ impl Books {
     }
 }
 
-/// A small generator of chances: xorshift64, by George Marsaglia.
+/// Small random generator: xorshift64, by George Marsaglia.
 struct Chance(u64);
 
 impl Chance {
@@ -132,7 +133,7 @@ impl Chance {
     }
 }
 
-/// Everything that ends a step, in one transaction.
+/// Returns everything that ends a step, in one transaction.
 fn end_of(delivery: &Delivery, number: u64, result: &str) -> Vec<Op> {
     let mut ops = vec![
         ack(delivery),
@@ -161,7 +162,7 @@ fn end_of(delivery: &Delivery, number: u64, result: &str) -> Vec<Op> {
     ops
 }
 
-/// Lives of workers, one after the other. Each ends at some moment, with whatever it holds.
+/// Runs workers, one after the other. Each ends at a random moment, with everything it holds.
 fn work(place: &Place, books: &Books, over: &AtomicBool, name: u64) {
     let mut chance = Chance(name + 1);
     let mut runs = 0;
@@ -187,7 +188,7 @@ fn work(place: &Place, books: &Books, over: &AtomicBool, name: u64) {
                 let result = format!("{number} by run {runs} of worker {name}");
                 let ops = end_of(&delivery, number, &result);
                 if chance.one_in(20) {
-                    // Gone while this is on its way: nobody hears how it ended.
+                    // The worker is gone while this is on its way, so the outcome is never received.
                     let driver = &worker.client.driver;
                     driver.commit(vec![Tx { ops }], Durability::Disk, None, Box::new(|_| {}));
                     continue 'lives;
@@ -213,7 +214,7 @@ fn chains_and_groups_end_exactly_once_whoever_is_killed_meanwhile() {
             let (place, books, over) = (&place, &books, &over);
             scope.spawn(move || work(place, books, over, name));
         }
-        // However this ends, the workers are to end, too.
+        // However this ends, the workers must end too.
         let _end = AtEnd(&over);
         for chain in 0..CHAINS {
             client.commit(vec![publish(Step::Link { chain, index: 0 }.message())]);
@@ -265,7 +266,7 @@ fn chains_and_groups_end_exactly_once_whoever_is_killed_meanwhile() {
         assert!(*count <= 1, "{number} came anew {count} times");
     }
     assert_eq!(seen.first_deliveries.len() as u64, total, "steps that ran");
-    // Nothing is left over: no callback, no link came a second time.
+    // Nothing is left over: no callback and no step came a second time.
     for queue in client.status().queues {
         let left = queue.ready + queue.delayed + queue.running;
         assert_eq!(left, 0, "{left} messages are left in {}", queue.name);

@@ -1,4 +1,4 @@
-//! Refuses operations that the engine behind a broker lacks, before any part of them is sent.
+//! Checks that operations that the broker's engine lacks are refused before any part of them is sent.
 
 use penstock_message::{DEFAULT_PRIORITY, Due, Feature, Message};
 
@@ -117,7 +117,7 @@ fn a_question_and_a_consumer_that_the_engine_lacks_are_refused() {
     );
 }
 
-/// An engine may have been set up anew between two connections.
+/// An engine may be reconfigured between two connections.
 #[test]
 fn what_was_in_flight_is_refused_where_the_next_engine_lacks_it() {
     let mut bench = Bench::connected();
@@ -178,7 +178,7 @@ fn what_settles_a_job_is_as_durable_as_the_engine_can_and_never_refused_for_it()
             log.lock().unwrap().push(format!("{outcome:?}"));
         });
         let tx = vec![Encoded::new(at_once(1))];
-        // Before it is known which engine will take it.
+        // The engine is not known yet.
         bench.session.commit(tx, None, None, done);
         bench.connect_to(capabilities);
         let mut decoder = Decoder::<proto::ToBroker>::new(MAX_FRAME_BYTES);
@@ -200,7 +200,7 @@ fn what_settles_a_job_is_as_durable_as_the_engine_can_and_never_refused_for_it()
     assert_eq!(settled_at(&replicated), disk, "more is for those who ask");
 }
 
-/// Nobody would ever be told of the key, so waiting for it would last for ever.
+/// The engine never reports such a key, so waiting for it would take forever.
 #[test]
 fn a_watch_of_what_the_engine_does_not_keep_is_refused() {
     let mut bench = Bench::new();
@@ -214,7 +214,7 @@ fn a_watch_of_what_the_engine_does_not_keep_is_refused() {
     for name in ["early", "late"] {
         assert!(heard.contains(&format!("{name}: {refused}")), "{heard}");
     }
-    // They are over: nothing is asked again, and nobody is told twice.
+    // They are over: nothing is requested again, and each caller is notified only once.
     bench.session.unwatch(early);
     bench.session.disconnected("it ended");
     bench.connect_to(&lacking(Feature::Values));

@@ -1,4 +1,4 @@
-//! Clients and brokers of different versions of the protocol.
+//! Tests clients and brokers of different protocol versions.
 
 use penstock_message::{Filter, MessageId, OnRunning, Query, Target};
 use penstock_wire::{LATER, Later, Within};
@@ -7,7 +7,7 @@ use prost::Message as _;
 use super::*;
 use crate::encoded::Form;
 
-/// Additions of version 3, for these tests: an operation, and a field of a message.
+/// Additions of version 3 for these tests: an operation, and a field of a message.
 const LATER_BY_3: &[Later] = &[
     Later {
         since: 3,
@@ -29,14 +29,14 @@ const OF_3: Versions = Versions {
     highest: 3,
     later: LATER_BY_3,
 };
-/// A program of today that still spoke version 1.
+/// Versions of a current program that still spoke version 1.
 const FROM_1: Versions = Versions {
     lowest: 1,
     highest: 2,
     later: LATER,
 };
 
-/// A field that holds bytes.
+/// Encodes a field of bytes.
 fn field(number: u32, held: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::new();
     prost::encoding::bytes::encode(number, &held.to_vec(), &mut bytes);
@@ -109,11 +109,11 @@ impl Bench {
 }
 
 const WEIGHING: &str = "weighing jobs is not offered by the broker at unix:test, which speaks version 2 of \
-     the protocol: it came with version 3. Install a newer penstock where the broker runs, and start it again";
+     the protocol: that needs version 3. Upgrade penstock on the broker's machine, and restart the broker";
 const COLOUR: &str = "the colour of a job is not offered by the broker at unix:test, which speaks version 2 \
-     of the protocol: it came with version 3. Install a newer penstock where the broker runs, and start it again";
+     of the protocol: that needs version 3. Upgrade penstock on the broker's machine, and restart the broker";
 
-/// As the receipt of one transaction among others.
+/// Formats a refusal as the receipt of one transaction among others.
 fn among_others(refused: &str) -> String {
     format!("NotOffered({refused:?})")
 }
@@ -164,7 +164,7 @@ fn a_part_of_a_large_transaction_is_looked_at_too() {
     assert_eq!(bench.heard(), format!("c: {WEIGHING}"));
 }
 
-/// The broker was of version 3, was killed before it applied them, and one of version 2 began.
+/// A broker of version 3 was killed before it applied them, and one of version 2 started.
 #[test]
 fn what_a_newer_broker_was_sent_is_refused_when_an_older_one_follows() {
     let mut bench = Bench::of_versions(OF_3, false);
@@ -206,8 +206,8 @@ fn an_operation_and_a_question_of_2_are_not_sent_to_a_broker_of_1() {
     assert_eq!(bench.sent(), "query 3");
     let lacking = |what| {
         format!(
-            "{what} is not offered by the broker at unix:test, which speaks version 1 of the protocol: it came with \
-             version 2. Install a newer penstock where the broker runs, and start it again"
+            "{what} is not offered by the broker at unix:test, which speaks version 1 of the protocol: that needs \
+             version 2. Upgrade penstock on the broker's machine, and restart the broker"
         )
     };
     assert_eq!(
@@ -220,7 +220,7 @@ fn an_operation_and_a_question_of_2_are_not_sent_to_a_broker_of_1() {
     );
 }
 
-/// A broker that speaks version 2 with us may still say more than we know, in fields of its own.
+/// A broker that speaks version 2 with us may still add fields of its own.
 #[test]
 fn what_a_broker_of_3_says_beyond_version_2_is_passed_over() {
     let mut bench = Bench::connected();
@@ -230,8 +230,8 @@ fn what_a_broker_of_3_says_beyond_version_2_is_passed_over() {
     let id = bench.id("a");
     let value = proto::KeyValue::from((Key::Result(id), present("one")));
     let frame = [
-        // A confirm with a field more, a value with one more, a notice of a later kind, and a list that is
-        // new altogether.
+        // Contains a confirm and a value with one more field each, a notice of a later kind, and a completely
+        // new list.
         field(2, &[vec![8, 1], field(30, b"later")].concat()),
         field(4, &[value.encode_to_vec(), field(30, b"later")].concat()),
         field(6, &field(30, b"later")),
@@ -307,7 +307,7 @@ fn a_local_client_ends_an_older_broker_and_begins_one_of_its_own() {
         assert_eq!(bench.sent(), "query 0", "nothing else is said to it");
         bench.told(answer(Answer::Stopping)).unwrap();
         assert_eq!(bench.sent(), "");
-        // It still listens for a moment while it ends.
+        // The broker still listens briefly while it exits.
         for _ in 0..2 {
             let end = bench.told_to_go(proto::close::Why::Stopping);
             assert_eq!(end, LinkEnd::Lost("the broker was stopped".into()));
@@ -322,7 +322,7 @@ fn a_local_client_ends_an_older_broker_and_begins_one_of_its_own() {
         bench.connect(0);
         let consume = if works { "; consume mail +3" } else { "" };
         assert_eq!(bench.sent(), format!("commit 1-1 0 ops{consume}"));
-        // From now on a stop is a stop.
+        // From now on, a stop is not undone.
         bench.confirm(1, Vec::new(), Vec::new());
         bench.told_to_go(proto::close::Why::Stopping);
         assert_eq!(bench.session.start(false), Start::No);
@@ -348,7 +348,7 @@ fn an_older_broker_that_refuses_to_end_is_spoken_to_in_its_version_or_not_at_all
     );
 }
 
-/// The next broker knows the session from the older one, and no longer that it was forgotten.
+/// The next broker knows the session from the older one, which had forgotten it.
 #[test]
 fn what_an_older_broker_says_of_the_past_is_heard_before_it_ends() {
     let mut bench = Bench::of_versions(Versions::TODAY, true);
