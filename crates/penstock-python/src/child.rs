@@ -18,10 +18,10 @@ use crate::loan::Loan;
 use crate::options::retries_to_python;
 use crate::progress::{Number, encode};
 
-/// Size above which a value goes over a socket that may have to be waited for.
+/// Size above which a value goes over a socket that may block.
 const MAY_WAIT_BYTES: usize = 32 * 1024;
 
-/// A worker child's side of the link to its supervisor: makes the slots that run jobs. See
+/// Worker child's side of the link to its supervisor; creates the slots that run jobs. See
 /// crates/penstock-worker/src/link.rs.
 #[pyclass(frozen, module = "penstock._core")]
 pub(crate) struct ChildLink {
@@ -32,13 +32,13 @@ pub(crate) struct ChildLink {
 /// State that the slots of a child share, apart from the link.
 #[derive(Default)]
 struct Shared {
-    /// This process is a fork of the child's.
+    /// Whether this process is a fork of the child.
     abandoned: AtomicBool,
-    /// Where ends of threads are told, and heard of.
+    /// Pipe that reports the ends of threads: (reader, writer).
     ends: OnceLock<(OwnedFd, OwnedFd)>,
 }
 
-/// A slot: iterate over the jobs to run, and report how each has ended.
+/// Slot of a child: iterate over its jobs, and report how each ended.
 #[pyclass(frozen, module = "penstock._core")]
 pub(crate) struct SlotLink {
     state: Mutex<State>,
@@ -48,7 +48,7 @@ pub(crate) struct SlotLink {
 
 struct State {
     slot: Slot,
-    /// The name of the packet's task: one string for all its jobs.
+    /// Name of the packet's task: one string for all its jobs.
     task: Option<Py<PyString>>,
 }
 
@@ -56,7 +56,7 @@ thread_local! {
     static THREAD_END: RefCell<Option<ThreadEnd>> = const { RefCell::new(None) };
 }
 
-/// Tells of the end of the thread that has it, however that comes: C code may end a thread without a word to Python.
+/// Reports the end of the thread that owns it, however it ends: C code may end a thread without telling Python.
 struct ThreadEnd {
     slot: u32,
     shared: Arc<Shared>,
@@ -67,7 +67,7 @@ impl Drop for ThreadEnd {
         if let Some((_, told)) = self.shared.ends.get()
             && !self.shared.abandoned.load(Ordering::Relaxed)
         {
-            // Nobody listens any more where this fails.
+            // Writing only fails when nobody is reading.
             let _ = rustix::io::write(told, &self.slot.to_le_bytes());
         }
     }
@@ -76,7 +76,7 @@ impl Drop for ThreadEnd {
 impl Shared {
     fn refuse_abandoned(&self) -> PyResult<()> {
         match self.abandoned.load(Ordering::Relaxed) {
-            // A fork of the task's own, that has left its task as if it were the child.
+            // The task forked a process that returned from the task as if it were the child.
             true => Err(PySystemExit::new_err(0)),
             false => Ok(()),
         }
@@ -95,15 +95,15 @@ impl SlotLink {
     }
 }
 
-/// Sets the exception that the thread finds at its next step, or takes back the one that it has not found yet.
+/// Sets the exception that the thread raises at its next step, or withdraws one that it has not raised yet.
 fn set_exception(thread: std::ffi::c_ulong, exception: Option<&Bound<'_, PyAny>>) {
     let exception = exception.map_or(std::ptr::null_mut(), Bound::as_ptr);
-    // SAFETY: a `Bound` exists only where the interpreter's lock is held, and without one the caller is a method.
+    // SAFETY: a `Bound` only exists while holding the interpreter's lock; without one, the caller is a method.
     unsafe { pyo3::ffi::PyThreadState_SetAsyncExc(thread as _, exception) };
 }
 
 impl State {
-    /// The next job of the packet that was pulled.
+    /// Begins the next job of the pulled packet.
     fn begin<'py>(&mut self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyTuple>>> {
         let Some(job) = self.slot.begin()? else {
             return Ok(None);
@@ -135,8 +135,8 @@ impl State {
     }
 }
 
-/// Rarely set fields of a job, as (generation, attempts of earlier ones, retries, headers, (timeout, soft timeout) in ms,
-/// (inputs, workflow, its deadline)); `None` when all are unset.
+/// Returns the rarely set fields of a job as (generation, attempts of earlier ones, retries, headers, (timeout,
+/// soft timeout) in ms, (inputs, workflow, its deadline)); `None` when all are unset.
 pub(crate) fn extras_to_python<'py, 'a>(
     py: Python<'py>,
     retried: (u32, u32),
@@ -189,8 +189,9 @@ fn extras<'py>(py: Python<'py>, job: &JobView<'_>) -> PyResult<Option<Bound<'py,
     )
 }
 
-/// Values of a join, as (join, count, values): each value is (status, body), where the body of a gathered one is such a
-/// tuple again and status -1 means that it is gone; `None` in place of the values when they did not come along.
+/// Returns the values of a join as (join, count, values). Each value is (status, body). The body of a gathered
+/// one is such a tuple again, and status -1 means that the value is gone. `None` replaces values that were not
+/// sent along.
 fn given<'py>(py: Python<'py>, bytes: &Bytes) -> PyResult<Bound<'py, PyTuple>> {
     let values = InputValues::decode(bytes)
         .map_err(|_| PyValueError::new_err("the broker sent inputs that can't be read"))?;
@@ -222,7 +223,7 @@ fn given_to_python<'py>(py: Python<'py>, given: &InputValues) -> PyResult<Bound<
 
 #[pymethods]
 impl ChildLink {
-    /// Owns the descriptors from here on. The process exits when `parent_pid`, its parent, does.
+    /// Owns the descriptors from here on. The process exits when its parent, `parent_pid`, does.
     #[new]
     fn new(
         work_fd: i32,
@@ -234,7 +235,7 @@ impl ChildLink {
         if work_fd < 0 || reply_fd < 0 || pages_fd < 0 {
             return Err(PyValueError::new_err("a descriptor is not open"));
         }
-        // SAFETY: the caller gives up these descriptors, which no other object owns any more.
+        // SAFETY: the caller gives up these descriptors, and no other object owns them.
         let [work, reply, pages] =
             [work_fd, reply_fd, pages_fd].map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
         let parent = rustix::process::Pid::from_raw(parent_pid)
@@ -247,7 +248,7 @@ impl ChildLink {
         })
     }
 
-    /// Make a slot, which belongs to the thread that uses it.
+    /// Create a slot, which belongs to the thread that uses it.
     fn slot(&self) -> SlotLink {
         let slot = self.link.slot();
         SlotLink {
@@ -257,8 +258,8 @@ impl ChildLink {
         }
     }
 
-    /// Prepare this process for slots in threads, and return a descriptor on which the ends of these are told (see
-    /// `SlotLink.tell_end_of_thread`).
+    /// Prepare this process for slots in threads. Returns a descriptor that reports the ends of these threads
+    /// (see `SlotLink.tell_end_of_thread`).
     fn begin_threads(&self, slots: usize) -> PyResult<i32> {
         limit_arenas();
         self.link.watch_faults(slots)?;
@@ -273,24 +274,24 @@ impl ChildLink {
             .ok_or_else(|| PyRuntimeError::new_err("there is no pipe"))
     }
 
-    /// The socket that slots pull from, for an event loop.
+    /// Return the socket that slots pull from, for an event loop.
     fn fileno(&self) -> i32 {
         self.link.work().as_raw_fd()
     }
 
-    /// Tell the supervisor that there are outcomes. Iterating over a slot does so by itself.
+    /// Notify the supervisor of outcomes. Iterating over a slot does so automatically.
     fn flush(&self) -> PyResult<()> {
         self.shared.refuse_abandoned()?;
         Ok(self.link.flush()?)
     }
 
-    /// Tell the supervisor how many slots can take jobs.
+    /// Report to the supervisor how many slots can take jobs.
     fn serve(&self, py: Python<'_>, slots: u32) -> PyResult<()> {
         self.shared.refuse_abandoned()?;
         Ok(py.detach(|| self.link.tell_serving(slots))?)
     }
 
-    /// Take no more jobs: idle slots in line end, and the others when their jobs do.
+    /// Take no more jobs: idle slots in line end at once, the others with their jobs.
     fn close(&self) {
         self.link.close();
     }
@@ -300,7 +301,8 @@ impl ChildLink {
         self.link.nudge()
     }
 
-    /// Tell the progress of a job that runs here, from any thread. False: it does not, or not any more.
+    /// Report the progress of a job that runs here, from any thread. False: it does not run here, or no longer
+    /// does.
     #[pyo3(signature = (job_id, done, total, message))]
     fn progress(
         &self,
@@ -317,12 +319,13 @@ impl ChildLink {
         Ok(py.detach(|| self.link.tell_progress(job_id, &body))?)
     }
 
-    /// Do what the supervisor asks for between two jobs. True: this process is to end when the jobs that run have.
+    /// Carry out the supervisor's requests between two jobs. True: this process must exit once its running jobs
+    /// have ended.
     fn heed(&self, py: Python<'_>) -> bool {
         py.detach(|| self.link.heed())
     }
 
-    /// How many slots have a job that is parked: so many others may run jobs in their place.
+    /// Number of slots with a parked job: as many other slots may run jobs instead.
     #[getter]
     fn parked(&self) -> u32 {
         self.link.parked()
@@ -334,12 +337,12 @@ impl ChildLink {
         self.link.has_head()
     }
 
-    /// End so many slots in line, but for the one at the socket. Return how many there were.
+    /// End this many slots in line, except the one at the socket. Return how many there were.
     fn dismiss(&self, slots: usize) -> usize {
         self.link.dismiss(slots)
     }
 
-    /// Leaves the link, in a process that was forked from the child.
+    /// Leave the link, in a process that was forked from the child.
     fn abandon(&self) {
         self.shared.abandoned.store(true, Ordering::Relaxed);
     }
@@ -356,7 +359,7 @@ impl SlotLink {
         this
     }
 
-    /// Wait for the next job and claim it; the end comes when the supervisor wants no more.
+    /// Wait for the next job and claim it. Iteration ends when the supervisor sends no more.
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyTuple>>> {
         self.with_state(|state| {
             loop {
@@ -373,7 +376,7 @@ impl SlotLink {
         })
     }
 
-    /// Take a packet if there is one: True. False: there is none now; None: there will be none.
+    /// Take a packet. True: there was one; False: there is none now; None: there will be none.
     fn try_pull(&self, py: Python<'_>) -> PyResult<Option<bool>> {
         self.with_state(|state| {
             loop {
@@ -390,15 +393,14 @@ impl SlotLink {
         })
     }
 
-    /// Claim the next job of the packet, if it has one more.
+    /// Claim the next job of the packet, if there is one.
     fn begin<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyTuple>>> {
         self.with_state(|state| state.begin(py))
     }
 
-    /// Report how the job returned last has ended, as `Runner.run` says it. `failure`: the error's class, its
+    /// Report how the last returned job ended, as `Runner.run` states it. `failure`: the error's class, its
     /// message and its fingerprint, and a preview of the arguments.
-    ///
-    /// True: its time was over, so that it can't have succeeded. It is to be reported as failed.
+    /// True: the job's time was over, so it can't have succeeded and must be reported as failed.
     #[pyo3(signature = (kind, delay_ms, value, note, failure))]
     fn finish(
         &self,
@@ -413,8 +415,8 @@ impl SlotLink {
             .filter(|kind| *kind != Kind::Lost)
             .ok_or_else(|| PyValueError::new_err("a job ends in one of eight ways"))?;
         if let Some(heard) = self.window.heard() {
-            // What was sent to this thread and did not arrive is for no later job.
-            // SAFETY: this is a thread of the interpreter's.
+            // An exception that was sent to this thread and not raised must not reach a later job.
+            // SAFETY: this is a thread of the interpreter.
             set_exception(unsafe { pyo3::ffi::PyThread_get_thread_ident() } as _, None);
             let has_returned = matches!(kind, Kind::Succeeded | Kind::Replaced | Kind::Spawned);
             if heard == Order::Hard && has_returned {
@@ -460,33 +462,34 @@ impl SlotLink {
         })
     }
 
-    /// Returns the order to the running job that may be carried out now: 1, to wind up; 2, to end, as it was cancelled; 3,
-    /// to end, as its time is over; 0, none.
+    /// Return the order to the running job that may be carried out now: 1, to wind up; 2, to end because it was
+    /// cancelled; 3, to end because its time is over; 0, none.
     fn order(&self) -> u8 {
         self.window.order().map_or(0, |order| order as u8)
     }
 
-    /// As `order`, and the order counts as carried out from here on.
+    /// Like `order`, but the order then counts as carried out.
     fn take_order(&self) -> u8 {
         self.window.take_order().map_or(0, |order| order as u8)
     }
 
-    /// The order that was taken last for the running job.
+    /// Return the order last taken for the running job.
     #[getter]
     fn heard(&self) -> u8 {
         self.window.heard().map_or(0, |order| order as u8)
     }
 
-    /// Carry out an order in another thread, which runs this slot: raise in it the exception for what is ordered, of those
-    /// given.
+    /// Carry out an order in another thread, which runs this slot: raise the one of these exceptions that
+    /// matches the order.
     fn strike(&self, thread: std::ffi::c_ulong, exceptions: [Bound<'_, PyAny>; 3]) {
-        // The interpreter's lock is held from here to the end, as it is when the job ends.
+        // The interpreter's lock is held from here on, as it is when the job ends. So the exception can't reach
+        // a later job.
         if let Some(order) = self.window.take_order() {
             set_exception(thread, Some(&exceptions[order as usize - 1]));
         }
     }
 
-    /// Keep orders off the running job, but for the end of its time.
+    /// Shield the running job from orders, except the end of its time.
     fn shield(&self) {
         self.window.shield();
     }
@@ -495,7 +498,7 @@ impl SlotLink {
         self.window.unshield();
     }
 
-    /// A wait of the job of this id, for which its slot may be lent.
+    /// Create the loan for a wait of the job with this id.
     fn loan(&self, job_id: &[u8]) -> PyResult<Loan> {
         let job = job_id
             .try_into()
@@ -503,15 +506,16 @@ impl SlotLink {
         Ok(Loan::new(Arc::clone(&self.window), job))
     }
 
-    /// Whether a job was begun and its end not reported.
+    /// Whether a job has begun and its end was not reported.
     #[getter]
     fn is_running(&self) -> bool {
         self.window.is_open()
     }
 
-    /// The calling thread is this slot's. Have its end told, however it comes, and its fatal signals: `number`, in four bytes, on the descriptor of `ChildLink.begin_threads`.
+    /// Make the calling thread this slot's. Its end, however it comes, and its fatal signals are reported on
+    /// the descriptor of `ChildLink.begin_threads`: `number`, in four bytes.
     fn tell_end_of_thread(&self, number: u32) -> PyResult<()> {
-        // First, so that it is told whatever fails from here on.
+        // First, so that the end is reported even if a later step fails.
         THREAD_END.set(Some(ThreadEnd {
             slot: number,
             shared: Arc::clone(&self.shared),
@@ -519,7 +523,7 @@ impl SlotLink {
         self.with_state(|State { slot, .. }| Ok(slot.watch_thread()?))
     }
 
-    /// Tell that this slot's thread has ended, and why. False: it had no job then.
+    /// Report that this slot's thread has ended, and why. False: it had no job then.
     fn lose(&self, py: Python<'_>, why: &str) -> PyResult<bool> {
         self.with_state(|State { slot, .. }| Ok(py.detach(|| slot.lose(why))?))
     }

@@ -25,32 +25,32 @@ use crate::values::{Each, Gather};
 use crate::wait::{Slot, deadline};
 use crate::workflows;
 
-/// Most failed jobs that the status of a workflow names.
+/// Maximum number of failed jobs in a workflow's status.
 const FAILURES_SHOWN: u64 = 100;
-/// Times of a schedule, and the call that it makes.
+/// Times of a schedule, with the call that it makes.
 type ScheduledCall<'py> = (Bound<'py, Timing>, Bound<'py, Options>, Bound<'py, PyBytes>);
 
 /// Time for which the broker keeps the leases of a silent client.
 const HEARTBEAT: Duration = Duration::from_secs(15);
 
-/// Time that a goodbye waits until no other thread is in a call.
+/// Time that a goodbye waits for other threads to leave their calls.
 const OTHERS_PATIENCE: Duration = Duration::from_millis(250);
 
-/// Connection of one process to a broker. Making one opens, starts and connects nothing.
+/// Connection of one process to a broker. Creating one opens, starts and connects nothing.
 #[pyclass(frozen, module = "penstock._core")]
 pub(crate) struct Client {
     url: String,
     token: Option<String>,
     program: Option<PathBuf>,
     name: Option<String>,
-    /// Held for moments, and always with the interpreter lock, so never while this process is forked.
+    /// Held only briefly, and always with the interpreter lock, so never while this process is forked.
     state: Mutex<State>,
 }
 
 struct State {
     pid: u32,
     driver: Option<Arc<dyn Driver>>,
-    /// The broker's URL in full, as it was when the driver was made.
+    /// Full URL of the broker when the driver was created.
     broker: Option<String>,
     closed: bool,
 }
@@ -63,7 +63,7 @@ impl Client {
             state.pid = pid;
             if let Some(inherited) = state.driver.take() {
                 inherited.abandon();
-                // Its locks may be held by threads of the parent, and its thread is not here.
+                // Threads of the parent may hold its locks, and its own thread does not exist here.
                 std::mem::forget(inherited);
             }
         }
@@ -86,7 +86,7 @@ impl Client {
         Ok(driver)
     }
 
-    /// Commits one transaction and waits until it is confirmed.
+    /// Commits one transaction, and waits until it is confirmed.
     fn commit(
         &self,
         py: Python<'_>,
@@ -124,7 +124,7 @@ impl Client {
         Ok(answer.map_err(Failure::of_question)?)
     }
 
-    /// Waits until all of these jobs have ended.
+    /// Waits until all these jobs have ended.
     fn states(
         &self,
         py: Python<'_>,
@@ -183,7 +183,7 @@ impl Client {
         program: Option<PathBuf>,
         name: Option<String>,
     ) -> Result<Self, Failure> {
-        // A URL that means nothing is told now, not at the first call.
+        // Report a meaningless URL now, not at the first call.
         url.parse::<penstock_driver::Address>()
             .map_err(Failure::of_question)?;
         Ok(Self {
@@ -250,8 +250,8 @@ impl Client {
         Ok(list)
     }
 
-    /// Commits all jobs and joins of a workflow in one transaction. `workflow`: its id; `None`: a job of no workflow. Returns
-    /// false where it is to be sent once and was.
+    /// Commit all jobs and joins of a workflow in one transaction. `workflow`: its id; `None` for a job without
+    /// a workflow. Returns false if it must be sent only once and already was.
     fn publish_graph(
         &self,
         py: Python<'_>,
@@ -299,7 +299,7 @@ impl Client {
         Ok(())
     }
 
-    /// Cancels all jobs of a workflow; returns the id of that operation.
+    /// Cancel all jobs of a workflow; return the id of that operation.
     fn cancel_workflow(
         &self,
         py: Python<'_>,
@@ -354,7 +354,8 @@ impl Client {
         all_ended(py, states)
     }
 
-    /// Ends a job that does not run, or asks one that does to stop; returns the state that the job was found in.
+    /// End a job that is not running, or ask a running one to stop; return the state in which the job was
+    /// found.
     fn cancel(
         &self,
         py: Python<'_>,
@@ -395,7 +396,7 @@ impl Client {
         info_dict(py, message_info(answer)?)
     }
 
-    /// Returns the number of consumers of a queue.
+    /// Return the number of consumers of a queue.
     fn consumers(&self, py: Python<'_>, queue: String, timeout_s: f64) -> PyResult<u32> {
         let deadline = question_deadline(timeout_s)?;
         let query = Query::Status(StatusQuery::of_queues(vec![queue]));
@@ -435,7 +436,7 @@ impl Client {
         Ok(confirmed(outcome)?)
     }
 
-    /// Returns failed jobs that match, oldest or newest first, behind the last one of the page before.
+    /// Return matching failed jobs, oldest or newest first, after the last one of the previous page.
     fn failed<'py>(
         &self,
         py: Python<'py>,
@@ -456,7 +457,7 @@ impl Client {
         }
     }
 
-    /// Returns workflows that match, the newest first, behind the last one of the page before.
+    /// Return matching workflows, newest first, after the last one of the previous page.
     fn workflows(
         &self,
         py: Python<'_>,
@@ -470,7 +471,7 @@ impl Client {
         Ok(workflows::page(&page))
     }
 
-    /// Returns a workflow with the states of its steps, and the first of its failed jobs.
+    /// Return a workflow with the states of its steps, and the first of its failed jobs.
     fn workflow_status<'py>(
         &self,
         py: Python<'py>,
@@ -482,7 +483,7 @@ impl Client {
             workflow: Some(job(workflow)?),
             ..WorkflowsQuery::default()
         };
-        // What its steps are stands in the first answer, and all of the second is of one moment.
+        // The first answer has the steps; the second has all their states from one moment.
         let page = self.workflows_page(py, query.clone(), deadline)?;
         query.nodes = workflows::nodes(&page);
         let workflow = query.workflow;
@@ -510,7 +511,7 @@ impl Client {
         Ok(Some((status, id_list(py, &ids)?)))
     }
 
-    /// Retries or removes one failed job, or decides that for all that match and returns the id of that operation.
+    /// Retry or remove one failed job, or all that match; for the latter, return the id of the operation.
     fn order_failed(
         &self,
         py: Python<'_>,
@@ -529,7 +530,7 @@ impl Client {
         Ok(failed::applied(outcome)?.operation)
     }
 
-    /// Changes a schedule; returns the id of the job that this has made, if any.
+    /// Change a schedule; return the id of the job that this created, if any.
     #[pyo3(signature = (app, name, order, call, timeout_s))]
     fn order_schedule<'py>(
         &self,
@@ -555,7 +556,7 @@ impl Client {
         Ok(job.map(|(_, job)| PyBytes::new(py, &job.0)))
     }
 
-    /// Returns a page of an app's schedules as JSON, with so many of the next times of each.
+    /// Return a page of an app's schedules as JSON, each with this many of its next times.
     fn schedules(
         &self,
         py: Python<'_>,
@@ -581,7 +582,7 @@ impl Client {
         }
     }
 
-    /// Returns the progress of an operation on many jobs, as (done, spared, is_over).
+    /// Return the progress of an operation on many jobs, as (done, spared, is_over).
     fn operation(
         &self,
         py: Python<'_>,
@@ -596,7 +597,7 @@ impl Client {
         }
     }
 
-    /// Returns the latest progress of a job: JSON, [done, total or null, message].
+    /// Return the latest progress of a job: JSON, [done, total or null, message].
     fn progress<'py>(
         &self,
         py: Python<'py>,
@@ -609,10 +610,10 @@ impl Client {
         }
     }
 
-    /// Sends what a worker says of a schedule when it starts, as `declare_schedule` has returned it.
+    /// Send a worker's declaration of a schedule at its start, as `declare_schedule` returned it.
     fn declare_schedule(&self, py: Python<'_>, declaration: &str, timeout_s: f64) -> PyResult<()> {
         let op = penstock_wire::op_of_hex(declaration)
-            .ok_or_else(|| Failure::invalid("this is no declaration of a schedule"))?;
+            .ok_or_else(|| Failure::invalid("this is not the declaration of a schedule"))?;
         let deadline = deadline(Some(timeout_s))?;
         let driver = self.driver()?;
         let outcome = wait_for_end(py, &*driver, |done| {
@@ -862,7 +863,7 @@ impl Client {
     }
 }
 
-/// Waits for an outcome that is sure to come: a driver ends each call itself when its time is up.
+/// Waits for an outcome that always arrives: a driver ends each call itself when its time is up.
 pub(crate) fn wait_for_end<T: Send + 'static>(
     py: Python<'_>,
     driver: &dyn Driver,
@@ -872,18 +873,18 @@ pub(crate) fn wait_for_end<T: Send + 'static>(
     let filled = Arc::clone(&slot);
     let done = Box::new(move |outcome| filled.fill(outcome));
     let (_, ended) = slot.wait_for(py, driver, None, None, || call(done));
-    // Without a deadline nothing but an end ends the wait.
+    // Without a deadline, only an outcome ends the wait.
     Ok(ended?.unwrap_or(Err(DriverError::closed())))
 }
 
-// From Python.
+// Conversions from Python.
 
 pub(crate) fn draw_ids(count: usize) -> PyResult<Vec<MessageId>> {
     ids::draw(count).map_err(no_random_bytes)
 }
 
 fn no_random_bytes(error: getrandom::Error) -> PyErr {
-    pyo3::exceptions::PyOSError::new_err(format!("this system gives no random bytes: {error}"))
+    pyo3::exceptions::PyOSError::new_err(format!("the system returned no random bytes: {error}"))
 }
 
 pub(crate) fn copied(body: &Bound<'_, PyBytes>) -> Bytes {
@@ -893,7 +894,7 @@ pub(crate) fn copied(body: &Bound<'_, PyBytes>) -> Bytes {
 pub(crate) fn job(id: &[u8]) -> Result<MessageId, Failure> {
     id.try_into()
         .map(MessageId)
-        .map_err(|_| Failure::invalid(format!("a job id is 16 bytes long, not {}", id.len())))
+        .map_err(|_| Failure::invalid(format!("a job id has 16 bytes, not {}", id.len())))
 }
 
 fn jobs(ids: &[Bound<'_, PyBytes>]) -> Result<Vec<MessageId>, Failure> {
@@ -919,7 +920,7 @@ fn cancellation(job: MessageId, reason: String, running: &str) -> PyResult<Tx> {
     }]))
 }
 
-/// Puts many jobs into one transaction, as durable as the most careful of them asks.
+/// Puts many jobs into one transaction, with the highest durability of them.
 fn publish_all(
     jobs: &[(Bound<'_, Options>, Bound<'_, PyBytes>)],
 ) -> PyResult<(Vec<MessageId>, Tx, Durability)> {
@@ -937,20 +938,20 @@ fn publish_all(
     Ok((ids, Tx { ops }, durability))
 }
 
-/// Returns the deadline of a query, which always has one.
+/// Returns the deadline of a query, which is always bounded.
 fn question_deadline(timeout_s: f64) -> PyResult<Instant> {
     const LONGEST: Duration = Duration::from_secs(86_400);
     Ok(deadline(Some(timeout_s))?.unwrap_or_else(|| Instant::now() + LONGEST))
 }
 
-// To Python.
+// Conversions to Python.
 
 pub(crate) fn confirmed(outcome: Result<Vec<Receipt>, DriverError>) -> Result<(), Failure> {
     let receipts = outcome.map_err(Failure::of_commit)?;
     receipts.into_iter().try_for_each(Failure::of_receipt)
 }
 
-/// Returns the jobs that have the keys of calls which made none, each with the place of its call.
+/// Returns the owners of the keys of calls that enqueued no job, each with the index of its call.
 fn owners(outcome: Result<Vec<Receipt>, DriverError>) -> Result<Vec<(u32, MessageId)>, Failure> {
     let mut owners = Vec::new();
     for receipt in outcome.map_err(Failure::of_commit)? {
@@ -962,11 +963,12 @@ fn owners(outcome: Result<Vec<Receipt>, DriverError>) -> Result<Vec<(u32, Messag
     Ok(owners)
 }
 
-/// Returns the state that a cancellation found its job in; `None`: the broker holds no such job, or no longer says.
+/// Returns the state in which a cancellation found its job; `None` if the broker has no such job, or no longer
+/// knows.
 fn found(outcome: Result<Vec<Receipt>, DriverError>) -> Result<Option<&'static str>, Failure> {
     match outcome.map_err(Failure::of_change)?.pop() {
         Some(Receipt::Applied(Applied { found, .. })) => Ok(found.map(state_name)),
-        // Sent again after a reconnect: the broker no longer says what it found.
+        // Resent after a reconnect: the broker no longer reports what it found.
         Some(Receipt::Duplicate) => Ok(None),
         Some(Receipt::Refused {
             why: Refusal::TooLate(state),
@@ -979,7 +981,7 @@ fn found(outcome: Result<Vec<Receipt>, DriverError>) -> Result<Option<&'static s
         | None => Ok(None),
         Some(receipt) => Err(Failure::of_receipt(receipt)
             .err()
-            .unwrap_or_else(|| Failure::refused("the broker gave an answer of no known kind"))),
+            .unwrap_or_else(|| Failure::refused("the broker sent an answer of an unknown kind"))),
     }
 }
 
@@ -991,7 +993,7 @@ fn only(mut states: Vec<KeyState>) -> KeyState {
     states.pop().unwrap_or(KeyState::Gone)
 }
 
-/// Returns the end of a job, as (status, body).
+/// Returns the end of a job as (status, body).
 pub(crate) fn ended(py: Python<'_>, state: KeyState) -> PyResult<Bound<'_, PyTuple>> {
     match state {
         KeyState::Present(value) => {
@@ -1002,7 +1004,7 @@ pub(crate) fn ended(py: Python<'_>, state: KeyState) -> PyResult<Bound<'_, PyTup
     }
 }
 
-/// Returns the end of each job, as [`ended`] does; a value that has gone is (-1, b"").
+/// Returns the end of each job like [`ended`]; a value that is gone is (-1, b"").
 pub(crate) fn all_ended(py: Python<'_>, states: Vec<KeyState>) -> PyResult<Bound<'_, PyList>> {
     let list = PyList::empty(py);
     for state in states {
@@ -1018,7 +1020,7 @@ pub(crate) fn ended_or_gone(py: Python<'_>, state: KeyState) -> PyResult<Bound<'
     }
 }
 
-/// Returns the end as [`ended`] does, with the run that it came from, and `None` for a job that has not ended.
+/// Returns the end like [`ended`], with the run that it came from; `None` for a job that has not ended.
 pub(crate) fn state_now(py: Python<'_>, state: KeyState) -> PyResult<Option<Bound<'_, PyTuple>>> {
     let value = match state {
         KeyState::Pending => return Ok(None),
@@ -1049,7 +1051,7 @@ fn message_info(answer: Answer) -> Result<Option<MessageInfo>, Failure> {
 pub(crate) fn odd_answer(answer: &Answer) -> Failure {
     match answer {
         Answer::Refused(why) => Failure::refused(why),
-        _ => Failure::refused("the broker gave the answer to another question"),
+        _ => Failure::refused("the broker sent the answer to another query"),
     }
 }
 

@@ -1,5 +1,5 @@
-//! A worker's side of a connection, without processes of its own: for tests of applications, which run jobs in the
-//! process that enqueued them.
+//! Implements a worker's side of a connection without worker processes. Tests of applications use it to run
+//! jobs in the process that enqueued them.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -23,24 +23,24 @@ use crate::errors::Failure;
 use crate::progress::{Number, encode};
 use crate::wait::{SLICE, deadline};
 
-/// Time that a broker with more jobs for this consumer may take to send them, before it is asked again.
+/// Time that a broker with more jobs for this consumer has to send them before it is asked again.
 const ASK_AGAIN: Duration = Duration::from_millis(5);
 
-/// Takes jobs of a client's broker, one for each call. Made to share the client's connection, so that it works with
+/// Takes jobs from a client's broker, one per call. Shares the client's connection, so that it works with
 /// `memory:`, which has no second one.
 #[pyclass(frozen, module = "penstock._core")]
 pub(crate) struct Consumer {
     client: Py<Client>,
     app: String,
     desk: Arc<Desk>,
-    /// Held while the broker is sent the credit: it must not arrive in another order than it was decided. Taken
-    /// without the interpreter lock only.
+    /// Held while sending credit to the broker, which must arrive in the order in which it was decided. Only
+    /// taken without the interpreter lock.
     telling: Mutex<()>,
 }
 
 #[pymethods]
 impl Consumer {
-    /// `app`: shown to people.
+    /// Create a consumer. `app` is shown to people.
     #[new]
     fn new(client: Py<Client>, app: String) -> Self {
         Self {
@@ -51,7 +51,7 @@ impl Consumer {
         }
     }
 
-    /// Takes jobs of these tasks from these queues from now on.
+    /// Start taking jobs of these tasks from these queues.
     fn serve(&self, py: Python<'_>, queues: Vec<String>, tasks: Vec<String>) -> PyResult<()> {
         let driver = self.client.get().driver()?;
         let consume = Consume {
@@ -65,8 +65,8 @@ impl Consumer {
         Ok(())
     }
 
-    /// Takes the next job. Without `wait`, returns `None` once the broker says that none is ready; with it, once `stop`
-    /// was called.
+    /// Take the next job. Without `wait`, return `None` once the broker says that none is ready; with it, once
+    /// `stop` was called.
     fn take<'py>(
         &self,
         py: Python<'py>,
@@ -98,8 +98,7 @@ impl Consumer {
         }
     }
 
-    /// Reports to the broker how a job that was taken has ended, as `Runner.run` says it, and waits until that is
-    /// confirmed.
+    /// Report to the broker how a taken job ended, as `Runner.run` states it, and wait until that is confirmed.
     #[expect(
         clippy::too_many_arguments,
         reason = "an outcome, as ChildLink.finish takes it, of a job"
@@ -160,7 +159,7 @@ impl Consumer {
         self.settle(py, vec![tx], timeout_s)
     }
 
-    /// Tells the progress of a job that was taken. False: none such was, or it was settled.
+    /// Report the progress of a taken job. False: no such job was taken, or it was settled.
     #[pyo3(signature = (job_id, done, total, message))]
     fn progress(
         &self,
@@ -178,13 +177,13 @@ impl Consumer {
         Ok(true)
     }
 
-    /// Returns the number of jobs for this consumer, as (ready, taken and not settled).
+    /// Return the number of jobs for this consumer as (ready, taken and not settled).
     fn left(&self, py: Python<'_>, timeout_s: f64) -> PyResult<(u64, u64)> {
         let Left { ready, leased } = self.ask_left(py, timeout_s)?;
         Ok((ready, leased))
     }
 
-    /// Ends every `take`, and hands back jobs that have arrived and nobody took.
+    /// End every `take`, and hand back jobs that arrived and were not taken.
     fn stop(&self, py: Python<'_>, timeout_s: f64) -> PyResult<()> {
         let driver = self.client.get().driver()?;
         let left = py.detach(|| {
@@ -241,7 +240,7 @@ impl Consumer {
                 Look::Job(delivery) => return Ok(Some(delivery)),
                 Look::Nothing => return Ok(None),
                 Look::NotYet if !wait && begun.elapsed().as_secs_f64() > timeout_s => {
-                    let why = "the broker has jobs that are ready, and sends none";
+                    let why = "the broker has ready jobs, but sends none";
                     return Err(Failure::refused(why).into());
                 }
                 Look::NotYet => py.check_signals()?,
@@ -260,7 +259,7 @@ fn listed(failure: (PyBackedStr, PyBackedStr, u64, PyBackedBytes)) -> JobFailure
     }
 }
 
-/// Converts a delivery to the tuple that a worker's child gets.
+/// Converts a delivery to the tuple that a worker's child receives.
 fn job_to_python<'py>(py: Python<'py>, delivery: &Delivery) -> PyResult<Bound<'py, PyTuple>> {
     let message = &delivery.message;
     let notes = message.notes.iter().map(|note| PyBytes::new(py, note));

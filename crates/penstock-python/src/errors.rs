@@ -1,4 +1,4 @@
-//! Turns every fault into an error of `penstock.errors`, in this one place.
+//! Turns every fault into an error of `penstock.errors`, only here.
 
 use std::fmt;
 
@@ -8,14 +8,14 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
 
-/// An error that knows no interpreter yet: it may be made on any thread.
+/// Error without an interpreter, so that any thread can create it.
 #[derive(Clone, Debug)]
 pub(crate) struct Failure {
     kind: Kind,
     text: String,
-    /// The call had been sent, so a broker may have carried it out.
+    /// Whether the call was sent, so that a broker may have carried it out.
     maybe_accepted: bool,
-    /// Job that has the key of a refused one.
+    /// Job that owns the key of a refused one.
     owner: Option<MessageId>,
 }
 
@@ -37,7 +37,7 @@ enum Kind {
     JobExists,
     WaitCycle,
     TooManyWaiting,
-    /// Faults that a caller can do nothing about.
+    /// Fault that a caller can do nothing about.
     Penstock,
 }
 
@@ -71,21 +71,21 @@ impl Failure {
         Self::new(Kind::Penstock, why)
     }
 
-    /// Returns the error of a wait inside of a job that would never end.
+    /// Returns the error for a wait inside a job that would never end.
     pub(crate) fn of_refused_wait(refused: &RefusedWait) -> Self {
         match refused.why {
             WaitRefusal::Cycle => Self::new(
                 Kind::WaitCycle,
                 format!(
-                    "{refused}. None of them would ever end. They were not cancelled: the wait was refused, and those that wait \
-                     for this job go on when it ends"
+                    "{refused}. None of these jobs would ever end. They were not cancelled: only the wait was refused, and jobs that wait \
+                     for this one continue when it ends"
                 ),
             ),
             WaitRefusal::NoSlotLeft => Self::new(
                 Kind::TooManyWaiting,
                 format!(
-                    "{refused}, and no slot is left to run that: every slot of its workers is held by a job that waits for \
-                     others, and as many as may have lent theirs. Nothing was lost: what it waits for is still enqueued. Raise \
+                    "{refused}, and no slot is left to run that job: every slot of its workers is held by a job that waits for \
+                     others, and the limit of --max-parked is reached. Nothing was lost: the awaited job is still enqueued. Raise \
                      --max-parked of the workers, or make the jobs steps of a workflow, which hold no slot while they wait"
                 ),
             ),
@@ -95,16 +95,16 @@ impl Failure {
     pub(crate) fn still_pending() -> Self {
         Self::new(
             Kind::ResultTimeout,
-            "the job has not ended in time. It was not cancelled: its result can be asked for again",
+            "the job did not end in time. It was not cancelled; ask for its result again later",
         )
     }
 
-    /// Returns the error for a query without an answer, which changes nothing.
+    /// Returns the error for an unanswered query, which changes nothing.
     pub(crate) fn unanswered(trouble: Option<String>) -> Self {
         match trouble {
             Some(trouble) => Self::new(
                 Kind::BrokerUnavailable,
-                format!("{trouble}. Nothing was changed; try again once a broker is within reach."),
+                format!("{trouble}. Nothing was changed; try again once a broker is reachable."),
             ),
             None => Self::new(
                 Kind::CallTimeout,
@@ -114,7 +114,7 @@ impl Failure {
         }
     }
 
-    /// Returns the error of a query, or of a wait: nothing that could have been accepted.
+    /// Returns the error for a query or a wait, which can't have been accepted.
     pub(crate) fn of_question(error: DriverError) -> Self {
         match error.kind {
             ErrorKind::Silent => Self::unanswered(None),
@@ -126,7 +126,7 @@ impl Failure {
         }
     }
 
-    /// Returns the error of an order for jobs that exist already.
+    /// Returns the error for an order on existing jobs.
     pub(crate) fn of_order(error: DriverError) -> Self {
         match (&error.kind, error.maybe_accepted) {
             (ErrorKind::Unavailable, true) => Self {
@@ -143,7 +143,7 @@ impl Failure {
         }
     }
 
-    /// Returns the error of a transaction that publishes.
+    /// Returns the error for a transaction that publishes.
     pub(crate) fn of_commit(error: DriverError) -> Self {
         let DriverError {
             kind,
@@ -151,7 +151,7 @@ impl Failure {
             maybe_accepted,
         } = error;
         const MAYBE: &str =
-            "The job may have been accepted all the same: enqueueing it again could run it twice.";
+            "The job may have been accepted anyway: enqueueing it again could run it twice.";
         let (kind, reason, advice) = match kind {
             ErrorKind::Unavailable | ErrorKind::Silent => (
                 match kind {
@@ -159,7 +159,7 @@ impl Failure {
                     _ => Kind::BrokerUnavailable,
                 },
                 reason,
-                ". The job was not accepted; enqueue it again once a broker is within reach.",
+                ". The job was not accepted; enqueue it again once a broker is reachable.",
             ),
             ErrorKind::Unauthorized => (Kind::Unauthorized, reason, ""),
             ErrorKind::TooLarge => (Kind::PayloadTooLarge, reason, ""),
@@ -168,7 +168,7 @@ impl Failure {
             ErrorKind::Closed => (
                 Kind::ClientClosed,
                 reason,
-                "; make a new App, or a new Client",
+                "; create a new App, or a new Client",
             ),
         };
         let text = match maybe_accepted {
@@ -181,15 +181,15 @@ impl Failure {
         }
     }
 
-    /// Returns the error of a transaction that changes a job and publishes none.
+    /// Returns the error for a transaction that changes a job and publishes none.
     pub(crate) fn of_change(error: DriverError) -> Self {
         let maybe_accepted = error.maybe_accepted;
         if error.may_pass() {
             let advice = match maybe_accepted {
                 true => {
-                    "It may have been carried out, or may still be: ask for the job's info, or try again"
+                    "The change may have been made, or may still be made: check the job's info, or try again"
                 }
-                false => "Nothing was changed; try again once a broker is within reach",
+                false => "Nothing was changed; try again once a broker is reachable",
             };
             let text = format!("{}. {advice}.", error.reason);
             let kind = match error.kind {
@@ -207,14 +207,14 @@ impl Failure {
         })
     }
 
-    /// Returns the error in a receipt, unless it says that the transaction was applied.
+    /// Returns the error in a receipt, unless the transaction was applied.
     pub(crate) fn of_receipt(receipt: Receipt) -> Result<(), Self> {
         let (op, why) = match receipt {
             Receipt::Applied { .. } | Receipt::Duplicate => return Ok(()),
             Receipt::Unknown => {
                 return Err(Self::of_commit(DriverError {
                     kind: ErrorKind::Unavailable,
-                    reason: "the broker was away for so long that it no longer knows this client"
+                    reason: "the broker was unreachable for so long that it no longer remembers this client"
                         .into(),
                     maybe_accepted: true,
                 }));
@@ -226,20 +226,20 @@ impl Failure {
             Refusal::QueueFull(text) => Self::new(
                 Kind::QueueFull,
                 format!(
-                    "{text}. Nothing of this call was accepted: enqueue it again once workers have caught up"
+                    "{text}. No job of this call was accepted; enqueue it again once workers have caught up"
                 ),
             ),
             Refusal::DiskFull => Self::new(
                 Kind::DiskFull,
-                "the broker takes no new jobs: its disk is nearly full, or has less room than a call of this size needs. \
-                 Nothing of this call was accepted, and nothing that was accepted before is lost. Free some space on the \
+                "the broker accepts no new jobs: its disk is nearly full, or has too little space for a call of this size. \
+                 No job of this call was accepted, and no accepted job is lost. Free some space on the \
                  broker's machine, or let workers drain the queues, and enqueue it again",
             ),
             Refusal::Invalid(text) => Self::invalid(text),
             Refusal::AlreadyExists => Self::new(
                 Kind::Penstock,
                 format!(
-                    "the broker holds a job with the id of number {op} already; nothing was accepted"
+                    "the broker already has a job with the id of number {op}; nothing was accepted"
                 ),
             ),
             Refusal::GuardFailed => Self::new(
@@ -251,12 +251,12 @@ impl Failure {
             }
             Refusal::NoSuchJob => Self::new(
                 Kind::NoSuchJob,
-                "the broker holds no such job: it has ended, or it never was; nothing was changed",
+                "the broker has no such job: it has ended, or never existed; nothing was changed",
             ),
             Refusal::TooLate(state) => Self::new(
                 Kind::TooLate,
                 format!(
-                    "the job is {}, which is too late for that; nothing was changed",
+                    "the job is already {}, so it is too late for that; nothing was changed",
                     state_name(state)
                 ),
             ),
@@ -264,17 +264,17 @@ impl Failure {
                 owner: Some(owner),
                 ..Self::new(
                     Kind::JobExists,
-                    format!("job {owner} has its unique key; nothing was accepted"),
+                    format!("job {owner} already has its unique key; nothing was accepted"),
                 )
             },
             Refusal::LeaseLost => Self::new(
                 Kind::Penstock,
-                "the job's lease was lost to somebody else; nothing was changed",
+                "the job's lease was lost to another worker; nothing was changed",
             ),
         })
     }
 
-    /// Returns the exception, to be raised or handed on.
+    /// Returns the exception to raise or pass on.
     pub(crate) fn to_error(&self, py: Python<'_>) -> PyErr {
         match self.kind.class(py) {
             Err(error) => error,
@@ -318,7 +318,7 @@ impl From<Failure> for PyErr {
 }
 
 impl Kind {
-    /// Whether the class takes `maybe_accepted`: others come from an answer, which says what was done.
+    /// Whether the class takes `maybe_accepted`. Other errors come from an answer, which says what was done.
     fn ends_calls(self) -> bool {
         matches!(
             self,

@@ -1,4 +1,4 @@
-//! Converts failed jobs between Python's values and the broker's.
+//! Converts failed jobs between Python values and the broker's types.
 
 use penstock_driver::DriverError;
 use penstock_message::{Applied, FailedJob, FailedPage, Filter, MessageId, Op, Receipt, Target};
@@ -8,7 +8,7 @@ use pyo3::types::{PyDict, PyList};
 
 use crate::errors::Failure;
 
-/// (queue, task, class, fingerprint, failed_from_ms, failed_before_ms, workflow)
+/// Filter as (queue, task, class, fingerprint, failed_from_ms, failed_before_ms, workflow).
 pub(crate) type FilterTuple = (
     Option<String>,
     Option<String>,
@@ -50,7 +50,7 @@ pub(crate) fn order(
     }
 }
 
-/// Returns the receipt of a transaction of one operation.
+/// Returns the receipt of a transaction with one operation.
 pub(crate) fn applied(outcome: Result<Vec<Receipt>, DriverError>) -> Result<Applied, Failure> {
     let receipts = outcome.map_err(Failure::of_order)?;
     match receipts.into_iter().next() {
@@ -60,7 +60,7 @@ pub(crate) fn applied(outcome: Result<Vec<Receipt>, DriverError>) -> Result<Appl
     }
 }
 
-/// Returns a page as (jobs, place to continue from).
+/// Returns a page as (jobs, cursor of the next page).
 pub(crate) fn page<'py>(
     py: Python<'py>,
     page: FailedPage,

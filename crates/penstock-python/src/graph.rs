@@ -1,4 +1,4 @@
-//! Steps of a workflow, gathered for one transaction.
+//! Gathers the steps of a workflow for one transaction.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -17,20 +17,20 @@ use crate::errors::Failure;
 use crate::ids;
 use crate::options::Options;
 
-/// Header of a job whose arguments are not those of its body alone. It says so to whichever process runs the job; users
-/// can't give a header such a name.
+/// Header of a job whose arguments are more than its body. It tells the process that runs the job; users can't
+/// set it.
 const MARK: &str = "penstock.step";
 
-/// Header of a job that has taken another one's place: how many have done so, one after another.
+/// Header of a job that replaced another one: how many replacements happened in a row.
 const DEPTH: &str = "penstock.replaced";
 
-/// Group of the values that say what the steps of graphs are called.
+/// Group of the values that hold the names of graphs' steps.
 const VALUES: &str = "penstock.graphs";
 
-/// Group of the values that say what jobs have sent while they ran.
+/// Group of the values that record what running jobs have sent.
 const SENT: &str = "penstock.sent";
 
-/// Jobs and joins of one workflow. A join is added before the jobs that it holds, and before those that are its members.
+/// Jobs and joins of one workflow. A join must be added before the jobs that it holds, and before its members.
 #[pyclass(frozen, module = "penstock._core")]
 #[derive(Default)]
 pub(crate) struct Graph {
@@ -40,18 +40,18 @@ pub(crate) struct Graph {
 #[derive(Default)]
 struct Parts {
     holds: Vec<Hold>,
-    /// Place of each join in `holds`.
+    /// Index of each join in `holds`.
     joins: HashMap<JoinId, usize>,
     publishes: Vec<Op>,
     values: Vec<Op>,
     seal: Option<Op>,
     durability: Option<Durability>,
     open: Option<Open>,
-    /// Number of jobs, one after another, in whose place these are.
+    /// Number of jobs, one after another, that these replace.
     depth: u32,
-    /// Where ids come from that are the same each time.
+    /// Source of ids that are the same in each run.
     derived: Option<ids::Derived>,
-    /// Note that all of it was sent, and before that the condition that it was not.
+    /// Note that the whole graph was sent, after the guard that it was not.
     sent: Vec<Op>,
 }
 
@@ -71,7 +71,7 @@ impl Parts {
     }
 }
 
-/// A place in a join, as (join, index).
+/// Member's place in a join, as (join, index).
 type Place<'a> = (PyBackedId<'a>, u32);
 type PyBackedId<'a> = Bound<'a, PyBytes>;
 
@@ -89,14 +89,16 @@ impl Graph {
         }
     }
 
-    /// Makes all its ids from those of the job that sends it and from the seed: the same ones when that job runs again.
+    /// Derive all ids from the id of the sending job and the seed, so that they are the same when that job runs
+    /// again.
     fn derive_ids(&self, job_id: &[u8], seed: [u8; 32]) -> PyResult<()> {
         let derived = ids::Derived::new(job(job_id)?, &seed);
         self.parts.lock().unwrap().derived = Some(derived);
         Ok(())
     }
 
-    /// Adds a note under a key of its own, kept for so long. `once`: all of it is sent only if there is no such note yet.
+    /// Add a note under its own key, kept for this time. `once`: the graph is only sent if there is no such
+    /// note yet.
     fn note(&self, key: &[u8], ttl_ms: u64, once: bool) {
         let key = Key::Named(Bytes::copy_from_slice(key));
         let guard = Op::Guard {
@@ -113,11 +115,11 @@ impl Graph {
         self.parts.lock().unwrap().sent.extend(ops);
     }
 
-    /// Adds a join of `count` members, whose own places in others are `then`; returns its id. `max_failures`: `None` for
-    /// any number. `kind`: what its value is made of, see `ids.rs`. `expects`: outcomes that some members are to have, by
-    /// ascending index.
-    /// `grows`, with a `count` of 0: its members come in several transactions, the last of which seals it. `creator`: id of
-    /// the job that sends them, if one does.
+    /// Add a join of `count` members, which is itself a member of the places in `then`; return its id.
+    /// `max_failures`: `None` for any number. `kind`: the makeup of its value, see `ids.rs`. `expects`:
+    /// outcomes that some members must have, by ascending index.
+    /// `grows`, with a `count` of 0: its members come in several transactions, the last of which seals it.
+    /// `creator`: id of the job that sends them, if any.
     #[expect(
         clippy::too_many_arguments,
         reason = "keywords in Python, each with its name"
@@ -157,7 +159,7 @@ impl Graph {
             expects,
             then,
             result_ttl_ms,
-            // Its workflow is known when all of it is.
+            // Its workflow is known once the graph is complete.
             unsealed: grows.then_some(Unsealed {
                 workflow: id,
                 creator,
@@ -166,7 +168,7 @@ impl Graph {
         Ok(PyBytes::new(py, &id.0))
     }
 
-    /// Gives a join one more place in another. Its outcome must not be a value: that goes by its places.
+    /// Make a join a member of one more. Its outcome must not be a value: a value is stored by place.
     fn also(&self, join: &[u8], place: Place<'_>) -> PyResult<()> {
         let place = member(&place)?;
         let mut parts = self.parts.lock().unwrap();
@@ -174,7 +176,7 @@ impl Graph {
         Ok(())
     }
 
-    /// Adds a value that goes with the workflow, under the id of a job that there is not.
+    /// Add a value that belongs to the workflow, under an id that no job has.
     fn value(&self, id: &[u8], body: &Bound<'_, PyBytes>, ttl_ms: u64) -> PyResult<()> {
         let put = Op::Put {
             key: Key::Result(job(id)?),
@@ -186,9 +188,9 @@ impl Graph {
         Ok(())
     }
 
-    /// Adds a job, and returns its id. `place`: its place in a join; `held_by`: the join that it waits for; `shape`: of that
-    /// join's values as its first argument, `None` for a job that does without; `when`: on which end of the join. `mark`: what its worker makes of
-    /// its arguments.
+    /// Add a job, and return its id. `place`: its place in a join. `held_by`: the join that it waits for.
+    /// `shape`: form of that join's values as its first argument, `None` for a job without them. `when`: the
+    /// end of the join on which it runs. `mark`: how its worker builds its arguments.
     #[expect(
         clippy::too_many_arguments,
         reason = "keywords in Python, each with its name"
@@ -242,7 +244,7 @@ impl Graph {
                     due,
                     expires_after_ms: None,
                 };
-                // Another one is a time that a person has named.
+                // An absolute time was set by a person, so it stays.
                 if let Some(Due::AfterMs(ms)) = message.expires_at {
                     message.expires_at = None;
                     later.expires_after_ms = Some(ms);
@@ -260,8 +262,8 @@ impl Graph {
         Ok(PyBytes::new(py, &id.0))
     }
 
-    /// Has the workflow made known by this name. It is cancelled `deadline_after_ms` from now, or at `deadline_at_ms`.
-    /// `parent`: job that sends it.
+    /// List the workflow under this name. It is cancelled `deadline_after_ms` from now, or at `deadline_at_ms`.
+    /// `parent`: the job that sends it.
     #[pyo3(signature = (name, description, *, deadline_after_ms = None, deadline_at_ms = None, kept_ms = None, parent = None))]
     fn open(
         &self,
@@ -285,15 +287,15 @@ impl Graph {
         Ok(())
     }
 
-    /// Ends the coming of members to a join: there are `count`.
+    /// Seal a join: it has `count` members, and no more follow.
     fn seal(&self, join: &[u8], count: u32) -> PyResult<()> {
         let join = job(join)?;
         self.parts.lock().unwrap().seal = Some(Op::Seal { join, count });
         Ok(())
     }
 
-    /// Encodes all of it for the end of the job that runs. `workflow`: the id that each job names as its workflow's; `None`:
-    /// a job that belongs to none.
+    /// Encode the graph for the end of the running job. `workflow`: the id that each job names as its
+    /// workflow's; `None` for a job without a workflow.
     #[pyo3(signature = (workflow))]
     fn encode<'py>(
         &self,
@@ -313,8 +315,8 @@ impl Graph {
 }
 
 impl Graph {
-    /// Takes all of it as one transaction, as durable as the most careful of its jobs asks. `workflow`: the id that each
-    /// job names as its workflow's; `None`: a job that belongs to none.
+    /// Takes the graph as one transaction, with the highest durability of its jobs. `workflow`: the id that
+    /// each job names as its workflow's; `None` for a job without a workflow.
     pub(crate) fn take(&self, workflow: Option<MessageId>) -> (Tx, Durability) {
         let Parts {
             holds,
@@ -357,15 +359,15 @@ impl Graph {
     }
 }
 
-/// Puts joins into the order in which a broker takes them: behind those in which they, or the jobs that they hold, have
-/// places.
+/// Sorts joins into the order that a broker needs: each after the joins in which it, or a job that it holds, is
+/// a member.
 fn in_order(holds: Vec<Hold>) -> Vec<Hold> {
     let numbers: HashMap<JoinId, usize> =
         (0..).zip(&holds).map(|(n, hold)| (hold.join, n)).collect();
     let mut waiting: Vec<Option<Hold>> = holds.into_iter().map(Some).collect();
     let mut ordered = Vec::with_capacity(waiting.len());
     for start in 0..waiting.len() {
-        // Joins that wait for the last of them, each with the number of its places that were looked at.
+        // Joins that wait for the last one in the path, each with the number of its places already visited.
         let mut path = vec![(start, 0)];
         while let Some((number, looked_at)) = path.last_mut() {
             let Some(hold) = &waiting[*number] else {
@@ -388,7 +390,7 @@ fn in_order(holds: Vec<Hold>) -> Vec<Hold> {
     ordered
 }
 
-/// Returns the place, if it has one, of a join itself or of a job that it holds; `None` beyond the last of them.
+/// Returns the place, if any, of a join itself or of a job that it holds; `None` beyond the last one.
 fn place_of(hold: &Hold, number: usize) -> Option<Option<Member>> {
     match hold.then.get(number) {
         Some(place) => Some(Some(*place)),

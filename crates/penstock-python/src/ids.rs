@@ -1,4 +1,4 @@
-//! Draws message ids: one seed of the system for each process, then a fast generator.
+//! Draws message ids: one system seed per process, then a fast generator.
 
 use std::sync::Mutex;
 use std::time::SystemTime;
@@ -16,7 +16,7 @@ static GENERATOR: Mutex<Generator> = Mutex::new(Generator {
     numbers: Numbers([0; 4]),
 });
 
-/// Numbers that follow from a seed.
+/// Numbers generated from a seed.
 struct Numbers([u64; 4]);
 
 impl Numbers {
@@ -47,14 +47,14 @@ impl Numbers {
     }
 }
 
-/// Ids that a job gives to what it sends: drawn from a seed, so that another run of the job draws the same ones.
+/// Ids for everything that a job sends: drawn from a seed, so that another run of the job draws the same ones.
 pub(crate) struct Derived {
     unix_ms: u64,
     numbers: Numbers,
 }
 
 impl Derived {
-    /// The ids have the time of the job's own.
+    /// Creates the generator; its ids have the timestamp of the job's own.
     pub(crate) fn new(job: MessageId, seed: &[u8; 32]) -> Self {
         let time = job.0[..6].iter();
         Self {
@@ -68,12 +68,12 @@ impl Derived {
     }
 }
 
-/// Two bits of a join's id, in its last byte that is not a member's, that say what the join's value is made of: a list of
-/// its members' (0), the only member's (1), theirs by name (2), or an empty list (3). A reader of a value knows nothing
-/// else of the join that it came from.
+/// Position and mask of two bits of a join's id, in the last byte that is not the member index. They say what
+/// the join's value is made of: a list of its members' values (0), the value of the only member (1), a dict by
+/// name (2), or an empty list (3). A reader of a value knows nothing else about the join that it came from.
 const KIND: (usize, u8) = (12, 3);
 
-/// Returns the id of a join that has been drawn as the id of a job.
+/// Turns an id drawn for a job into the id of a join.
 pub(crate) fn join(drawn: MessageId, kind: u8) -> MessageId {
     let mut join = drawn.join_of();
     let (byte, bits) = KIND;
@@ -81,7 +81,7 @@ pub(crate) fn join(drawn: MessageId, kind: u8) -> MessageId {
     join
 }
 
-/// Draws this many ids, all of this millisecond.
+/// Draws this many ids, all with the current millisecond.
 pub(crate) fn draw(count: usize) -> Result<Vec<MessageId>, getrandom::Error> {
     let mut generator = GENERATOR.lock().unwrap();
     let pid = std::process::id();

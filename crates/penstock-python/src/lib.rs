@@ -1,5 +1,5 @@
-//! `penstock._core`: conversions between Rust and Python, and nothing else. python/penstock/_core.pyi
-//! lists its content. Importing it starts no thread, opens no file and installs no handler.
+//! Implements `penstock._core`, which only converts between Rust and Python. python/penstock/_core.pyi lists
+//! its content. Importing it starts no thread, opens no file and installs no handler.
 
 mod child;
 mod client;
@@ -18,8 +18,8 @@ mod values;
 mod wait;
 mod workflows;
 
-// The interpreter lock is what keeps a fork from happening while another thread holds one of our
-// locks, so a build without it must wait for another way to know that.
+// The interpreter lock prevents a fork while another thread holds one of our locks. A build without that lock
+// needs another way to prevent it first.
 #[pyo3::pymodule(gil_used = true)]
 mod _core {
     use pyo3::prelude::*;

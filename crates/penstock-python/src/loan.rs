@@ -7,10 +7,10 @@ use pyo3::sync::PyOnceLock;
 
 use crate::wait::SLICE;
 
-/// A wait that takes longer than this is no short one: the slot of the job that waits is lent.
+/// Time after which a wait counts as long, so that the waiting job's slot is lent.
 pub(crate) const SHORT: Duration = Duration::from_millis(1);
 
-/// A wait of a running job for others, for which its slot may be lent. Used once.
+/// Wait of a running job for others, during which its slot may be lent. Used once.
 #[pyclass(frozen, module = "penstock._core")]
 pub(crate) struct Loan {
     window: Arc<Window>,
@@ -22,7 +22,7 @@ pub(crate) struct Loan {
 enum State {
     Short,
     Long(LongWait),
-    /// The job goes on when it is its turn.
+    /// The wait is over, and the job waits for its turn.
     WantsTurn(u32),
     Over,
 }
@@ -37,11 +37,12 @@ impl Loan {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing panics while it holds this, and each change leaves it whole.
+        // No holder of the lock panics, and each change leaves the state consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The wait takes long. A supervisor that can't be told is gone, and this process with it.
+    /// Lends the slot, because the wait takes long. If the supervisor can't be notified, it is gone, and this
+    /// process ends with it.
     pub(crate) fn begin_now(&self) {
         let mut state = self.lock();
         if *state == State::Short
@@ -75,12 +76,12 @@ impl Loan {
 
 #[pymethods]
 impl Loan {
-    /// The wait takes long.
+    /// Lend the slot: the wait takes long.
     fn begin(&self, py: Python<'_>) {
         py.detach(|| self.begin_now());
     }
 
-    /// The wait is over: return when the job may go on.
+    /// Take the slot back after the wait: return when the job may continue.
     fn take_back(&self, py: Python<'_>) -> PyResult<()> {
         let Some(number) = self.end(false)? else {
             return Ok(());
@@ -95,7 +96,8 @@ impl Loan {
         Ok(())
     }
 
-    /// The wait is over. True: the job goes on when `has_turn` says so, which is to be asked after each signal.
+    /// Ask for the slot after the wait. True: the job continues once `has_turn` says so; check it after each
+    /// signal.
     fn ask_back(&self) -> PyResult<bool> {
         Ok(self.end(true)?.is_some())
     }
@@ -108,7 +110,7 @@ impl Loan {
         }
     }
 
-    /// Break the wait off, for the job to go on at once.
+    /// Abandon the wait, so that the job continues at once.
     fn drop(&self) -> PyResult<()> {
         let mut state = self.lock();
         match std::mem::replace(&mut *state, State::Over) {
@@ -122,8 +124,8 @@ impl Loan {
 
 static NOTHING: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 
-/// Lets interrupts through: signals in the main thread, and exceptions that another thread has sent to this one, which come
-/// only while code of Python's runs.
+/// Lets interrupts through: signals in the main thread, and exceptions that another thread sent to this one.
+/// The latter only arrive while Python code runs.
 pub(crate) fn check_interrupts(py: Python<'_>) -> PyResult<()> {
     py.check_signals()?;
     let nothing = NOTHING.get_or_try_init(py, || {

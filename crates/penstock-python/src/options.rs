@@ -8,7 +8,7 @@ use pyo3::types::{PyDict, PyTuple};
 
 use crate::errors::Failure;
 
-/// Everything about a job but its body, checked and frozen: made once for a task and each `options()`.
+/// Settings of a job without its body, checked and frozen: created once for a task and for each `options()`.
 #[derive(Clone)]
 #[pyclass(frozen, module = "penstock._core")]
 pub(crate) struct Options {
@@ -24,7 +24,7 @@ pub(crate) struct Options {
     timeout_ms: Option<u64>,
     soft_timeout_ms: Option<u64>,
     pub(crate) durability: Durability,
-    /// Key of one call; the options of a task have none.
+    /// Unique key of one call; the options of a task have none.
     claim: Option<Box<Claim>>,
 }
 
@@ -39,7 +39,7 @@ impl Options {
         }
     }
 
-    /// Makes a message, for which queue, and when it is due.
+    /// Builds the message, with its queue and due time.
     pub(crate) fn message(&self, id: MessageId, body: Bytes) -> (String, Message, Option<Due>) {
         let message = Message {
             id,
@@ -74,7 +74,7 @@ impl Options {
     }
 }
 
-/// Retries of a job: up to a number, or after each of these milliseconds.
+/// Retries of a job: a number, or a list of delays in milliseconds.
 #[derive(FromPyObject)]
 pub(crate) enum RetriesGiven {
     AtMost(u32),
@@ -156,8 +156,8 @@ impl Options {
         })
     }
 
-    /// Returns the options of a call that claims a key. `until`: "start", "end", or a time in `for_ms`. `wait_ms`: it is due
-    /// after this time, and `max_wait_ms` the time after which the last of several calls is due.
+    /// Return the options of a call that claims a key. `until`: "start", "end", or a time in `for_ms`. The job
+    /// is due after `wait_ms`; the last of several calls is due after `max_wait_ms` at the latest.
     #[pyo3(signature = (key, *, is_own, until, for_ms = None, conflict = "return", wait_ms = None, max_wait_ms = None))]
     #[expect(
         clippy::too_many_arguments,
@@ -209,7 +209,7 @@ impl Options {
         })
     }
 
-    /// Returns the same options with these headers in place of their own.
+    /// Return the same options with these headers in place of their own.
     fn with_headers(&self, headers: Vec<(String, String)>) -> Result<Self, Failure> {
         Ok(Self {
             headers: checked_headers(headers)?,
@@ -217,7 +217,7 @@ impl Options {
         })
     }
 
-    /// Returns the same options without a countdown or an eta.
+    /// Return the same options without a countdown or an eta.
     fn at_once(&self) -> Self {
         Self {
             due: None,
@@ -225,7 +225,7 @@ impl Options {
         }
     }
 
-    /// Returns the options that have no getter, by the names that `new` takes.
+    /// Return the options that have no getter, by the names that `new` takes.
     fn details<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let details = PyDict::new(py);
         let (countdown_ms, eta_ms) = after_or_at(self.due);

@@ -11,13 +11,13 @@ use pyo3::types::{PyBytes, PyList};
 use crate::client::{all_ended, ended, ended_or_gone, info_dict, state_now};
 use crate::errors::Failure;
 
-/// Inbox of asynchronous calls that have ended: register `fileno()` with the event loop, then `drain()`.
+/// Inbox of finished asynchronous calls: register `fileno()` with the event loop, then call `drain()`.
 #[pyclass(frozen, module = "penstock._core")]
 pub(crate) struct Port {
     pub(crate) inbox: Arc<Inbox>,
 }
 
-/// Side of the port that a driver's thread sees.
+/// Side of the port that a driver's thread uses.
 pub(crate) struct Inbox {
     waker: penstock_driver::Waker,
     state: Mutex<State>,
@@ -34,14 +34,14 @@ struct State {
 /// Outcome of a call.
 pub(crate) enum End {
     Committed,
-    /// The jobs that have the keys of calls which made none, each with the place of its call.
+    /// Owners of the keys of calls that enqueued no job, each with the index of its call.
     Enqueued(Vec<(u32, MessageId)>),
     JobEnded(KeyState),
     JobsEnded(Vec<KeyState>),
-    /// Outcome of one job of a call that goes on, by its place among them.
+    /// Outcome of one job of a call that continues, by the job's index.
     JobOfMany(usize, KeyState),
     JobState(KeyState),
-    /// Whether a cancellation ended its job, and the state that it found.
+    /// State in which a cancellation found its job, if it ended that job.
     Found(Option<&'static str>),
     Info(Option<MessageInfo>),
 }
@@ -51,7 +51,7 @@ impl Inbox {
         self.state.lock().unwrap().wanted.insert(token, None);
     }
 
-    /// Keeps the watch of a call, unless it has ended meanwhile.
+    /// Keeps the watch of a call, unless the call has already ended.
     pub(crate) fn expect_watch(&self, token: u64, watch: WatchId) {
         if let Some(watching) = self.state.lock().unwrap().wanted.get_mut(&token) {
             *watching = Some(watch);
@@ -69,7 +69,7 @@ impl Inbox {
         }
     }
 
-    /// Reports a partial outcome of a call that goes on.
+    /// Reports a partial outcome of a call that continues.
     pub(crate) fn tell(&self, token: u64, end: End) {
         let state = self.state.lock().unwrap();
         if !state.closed && state.wanted.contains_key(&token) {
@@ -79,7 +79,7 @@ impl Inbox {
 
     fn push(&self, mut state: MutexGuard<'_, State>, token: u64, end: Result<End, Failure>) {
         state.ended.push((token, end));
-        // One wake-up is enough for all that comes before the loop looks.
+        // One wake-up is enough for everything that comes before the loop looks.
         let first = state.ended.len() == 1;
         drop(state);
         if first {
@@ -105,7 +105,7 @@ impl Port {
     }
 
     fn drain<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        // Cleared first: what ends after the list was taken wakes the loop again.
+        // Cleared first: an end after the list is taken wakes the loop again.
         self.inbox.waker.clear();
         let ended = std::mem::take(&mut self.inbox.state.lock().unwrap().ended);
         let list = PyList::empty(py);
@@ -115,8 +115,8 @@ impl Port {
         Ok(list)
     }
 
-    /// Drops all calls: nothing that ends later is kept. The descriptor lives as long as this object, for it may still
-    /// be registered with a loop.
+    /// Drop all calls: later ends are not kept. The descriptor lives as long as this object, because it may
+    /// still be registered with a loop.
     fn close(&self) {
         let mut state = self.inbox.state.lock().unwrap();
         state.closed = true;

@@ -1,4 +1,4 @@
-//! Reads the numbers that jobs count by from Python.
+//! Reads the numbers of a job's progress from Python.
 
 use penstock_worker::{Count, encode_progress};
 use pyo3::exceptions::PyValueError;
@@ -16,7 +16,7 @@ impl Number {
             Self::Whole(number) => Ok(Count::Whole(number)),
             Self::Real(number) if number.is_finite() => Ok(Count::Real(number)),
             Self::Real(number) => {
-                let why = format!("progress is counted in finite numbers, not {number}");
+                let why = format!("progress must be a finite number, not {number}");
                 Err(PyValueError::new_err(why))
             }
         }

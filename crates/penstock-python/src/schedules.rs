@@ -1,4 +1,4 @@
-//! Converts schedules between Python's values and the broker's.
+//! Converts schedules between Python values and the broker's types.
 
 use bytes::Bytes;
 use penstock_drawing::fields_of_schedule;
@@ -13,7 +13,7 @@ use pyo3::types::PyBytes;
 use crate::errors::Failure;
 use crate::options::Options;
 
-/// Times of a schedule and its policies, checked and frozen.
+/// Times and policies of a schedule, checked and frozen.
 #[derive(Clone)]
 #[pyclass(frozen, module = "penstock._core")]
 pub(crate) struct Timing {
@@ -43,7 +43,7 @@ impl Timing {
             (None, Some(ms), None) => Rhythm::Every(ms),
             (None, None, Some(at)) => Rhythm::At(at),
             _ => {
-                let why = "a schedule has a line of cron, every= or at=, and one of them only";
+                let why = "a schedule needs exactly one of a cron line, every= and at=";
                 return Err(Failure::invalid(why));
             }
         };
@@ -69,7 +69,7 @@ fn one_of<T: Copy>(what: &str, all: &[(T, &str)], wanted: &str) -> Result<T, Fai
     found.map(|(one, _)| *one).ok_or_else(|| {
         let names: Vec<String> = all.iter().map(|(_, name)| format!("{name:?}")).collect();
         let names = names.join(", ");
-        Failure::invalid(format!("{what} is one of {names}, not {wanted:?}"))
+        Failure::invalid(format!("{what} must be one of {names}, not {wanted:?}"))
     })
 }
 
@@ -77,11 +77,11 @@ impl Timing {
     fn plan(&self, options: &Options, body: Bytes) -> Result<SchedulePlan, Failure> {
         let (queue, message, due) = options.message(MessageId::default(), body);
         if due.is_some() {
-            let why = "a schedule says when its jobs come: leave out countdown and eta";
+            let why = "the schedule sets the times of its jobs: leave out countdown and eta";
             return Err(Failure::invalid(why));
         }
         if matches!(message.expires_at, Some(Due::At(_))) {
-            let why = "jobs of a schedule expire after a time: give expires as seconds";
+            let why = "jobs of a schedule expire after a duration: give expires in seconds";
             return Err(Failure::invalid(why));
         }
         Ok(SchedulePlan {
@@ -146,14 +146,14 @@ pub(crate) fn order(
         ("remove", None) => return Ok(Op::Unschedule { schedule }),
         _ => {
             return Err(Failure::invalid(format!(
-                "no schedule can be told to {order}"
+                "{order:?} is not an order for a schedule"
             )));
         }
     };
     Ok(Op::Schedule { schedule, step })
 }
 
-/// Returns a page as (schedules as JSON, name to continue from).
+/// Returns a page as (schedules as JSON, name of the next page's start).
 pub(crate) fn page(page: &SchedulesPage) -> (Vec<String>, Option<String>) {
     let schedules = page.schedules.iter();
     let schedules = schedules.map(|schedule| fields_of_schedule(schedule).to_string());

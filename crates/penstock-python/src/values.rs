@@ -1,4 +1,4 @@
-//! Gathers the values of keys as a driver reports them, in whatever order that is.
+//! Gathers the values of keys as a driver reports them, in any order.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,32 +13,32 @@ use crate::port::{End, Inbox};
 
 type Finish = Box<dyn FnOnce(Result<Vec<KeyState>, Failure>) + Send>;
 
-/// Calls back once: with the states of all jobs, in their order, or with the error that came in between.
+/// Calls back once: with the states of all jobs in order, or with the first error.
 pub(crate) struct Gather {
     state: Mutex<State>,
 }
 
 struct State {
-    /// Callback, taken when the wait is over; later reports are dropped.
+    /// Callback, taken when the wait is over. Later reports are dropped.
     finish: Option<Finish>,
     states: Vec<KeyState>,
     untold: usize,
-    /// Indices of each job in `states`; a job that was named twice has two.
+    /// Indices of each job in `states`. A job that was named twice has two.
     places: HashMap<MessageId, Vec<usize>>,
     ends_at_pending: bool,
-    /// The job inside which the caller waits.
+    /// Job inside which the caller waits.
     waiter: Option<MessageId>,
-    /// Whether the broker has reported a key: it is within reach, or was until it said otherwise.
+    /// Whether the broker has reported a key and is reachable as far as known.
     in_reach: bool,
 }
 
 impl Gather {
-    /// Waits for the end of each job. `waiter`: the job inside which the caller does so.
+    /// Waits for the end of each job. `waiter` is the job inside which the caller waits.
     pub(crate) fn ends(jobs: &[MessageId], waiter: Option<MessageId>, finish: Finish) -> Arc<Self> {
         Self::new(jobs, false, waiter, finish)
     }
 
-    /// Asks for the job's state now.
+    /// Fetches the job's present state.
     pub(crate) fn state_of(job: MessageId, finish: Finish) -> Arc<Self> {
         Self::new(&[job], true, None, finish)
     }
@@ -66,7 +66,7 @@ impl Gather {
         })
     }
 
-    /// Makes the driver's call that brings the wanted states.
+    /// Makes the driver call that fetches the states.
     pub(crate) fn begin(
         self: Arc<Self>,
         driver: &dyn Driver,
@@ -83,7 +83,7 @@ impl Gather {
         }
     }
 
-    /// Returns the keys, each once.
+    /// Returns each key once.
     pub(crate) fn keys(&self) -> Vec<Key> {
         let state = self.state.lock().unwrap();
         state.places.keys().copied().map(Key::Result).collect()
@@ -166,7 +166,7 @@ pub(crate) struct Each {
     token: u64,
     /// Indices of the jobs that have not ended.
     places: Mutex<HashMap<MessageId, Vec<usize>>>,
-    /// Whether to report at once a job that has not ended, too.
+    /// Whether to report unfinished jobs at once, too.
     only_asks: bool,
     in_reach: AtomicBool,
 }
@@ -191,7 +191,7 @@ impl Each {
         })
     }
 
-    /// Returns the keys, each once.
+    /// Returns each key once.
     pub(crate) fn keys(&self) -> Vec<Key> {
         let places = self.places.lock().unwrap();
         places.keys().copied().map(Key::Result).collect()

@@ -1,4 +1,4 @@
-//! Lets a thread of Python wait for values that a driver's thread brings.
+//! Lets a Python thread wait for values that a driver's thread delivers.
 
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
@@ -8,10 +8,10 @@ use pyo3::prelude::*;
 
 use crate::loan::{Loan, SHORT, check_interrupts};
 
-/// Interval at which a wait lets Python run its signal handlers, so that Ctrl-C gets through.
+/// Interval at which a wait lets Python run its signal handlers, so that Ctrl-C works.
 pub(crate) const SLICE: Duration = Duration::from_millis(50);
 
-/// Place for one value that another thread brings.
+/// Holder of one value that another thread delivers.
 pub(crate) struct Slot<T> {
     value: Mutex<Option<T>>,
     filled: Condvar,
@@ -30,8 +30,8 @@ impl<T: Send + 'static> Slot<T> {
         self.filled.notify_one();
     }
 
-    /// Begins a call that fills this slot, and waits for it without the interpreter lock, until the
-    /// deadline. Returns the result of the call, and `None` when the deadline has come first.
+    /// Begins a call that fills this slot, then waits for it until the deadline without the interpreter lock.
+    /// Returns the result of the call, and `None` if the deadline passes first.
     pub(crate) fn wait_for<R: Send>(
         &self,
         py: Python<'_>,
@@ -40,7 +40,7 @@ impl<T: Send + 'static> Slot<T> {
         loan: Option<&Loan>,
         begin: impl FnOnce() -> R + Send,
     ) -> (R, PyResult<Option<T>>) {
-        // Begun and waited for in one go: with busy threads around, the interpreter lock is dear.
+        // Begin and wait without taking the lock in between: with busy threads around, taking it is expensive.
         let (begun, value) = py.detach(|| {
             let mut until = slice_end(deadline);
             if loan.is_some() {
@@ -48,8 +48,8 @@ impl<T: Send + 'static> Slot<T> {
             }
             let lead = Lead::take(driver);
             let begun = begin();
-            // Only for this first slice, which is where latency counts. Who reads for everybody must
-            // not stop to wait for the interpreter lock.
+            // Lead only for this first slice, where latency counts. A thread that reads for all others must not
+            // stop to wait for the interpreter lock.
             lead.read_until(until, || self.value.lock().unwrap().is_some());
             drop(lead);
             let value = self.take_by(until);
@@ -97,7 +97,7 @@ fn slice_end(deadline: Option<Instant>) -> Instant {
     deadline.map_or(slice, |deadline| deadline.min(slice))
 }
 
-/// Returns the end of a call's time. Python's `None`, or a time beyond all bounds, is no end.
+/// Returns the deadline of a call. Python's `None`, or a time beyond all bounds, means none.
 pub(crate) fn deadline(timeout_s: Option<f64>) -> PyResult<Option<Instant>> {
     let Some(timeout_s) = timeout_s else {
         return Ok(None);

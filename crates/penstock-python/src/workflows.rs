@@ -1,4 +1,4 @@
-//! Converts workflows between Python's values and the broker's.
+//! Converts workflows between Python values and the broker's types.
 
 use penstock_drawing::{Step, Workflow, fields};
 use penstock_message::{MessageId, WorkflowState, WorkflowsPage, WorkflowsQuery};
@@ -14,7 +14,7 @@ pub(crate) fn query(
     let state = state.map(|wanted| {
         let mut all = WorkflowState::ALL.into_iter();
         let found = all.find(|state| state.name() == wanted);
-        found.ok_or_else(|| Failure::invalid(format!("no workflow has a state {wanted:?}")))
+        found.ok_or_else(|| Failure::invalid(format!("a workflow has no state {wanted:?}")))
     });
     Ok(WorkflowsQuery {
         state: state.transpose()?,
@@ -24,14 +24,14 @@ pub(crate) fn query(
     })
 }
 
-/// Returns a page as (workflows as JSON, place to continue from).
+/// Returns a page as (workflows as JSON, cursor of the next page).
 pub(crate) fn page(page: &WorkflowsPage) -> (Vec<String>, Option<[u8; 16]>) {
     let workflows = page.workflows.iter();
     let workflows = workflows.map(|workflow| fields(workflow).to_string());
     (workflows.collect(), page.next.map(|next| next.0))
 }
 
-/// Returns the jobs and joins of a workflow whose states are to be asked for.
+/// Returns the jobs and joins of a workflow whose states are needed.
 pub(crate) fn nodes(page: &WorkflowsPage) -> Vec<MessageId> {
     let workflow = page.workflows.first();
     let steps = workflow.and_then(|workflow| Step::read(&workflow.description));
@@ -42,21 +42,21 @@ pub(crate) fn nodes(page: &WorkflowsPage) -> Vec<MessageId> {
     })
 }
 
-/// Returns the workflow and its steps as JSON; `None`: it is not listed.
+/// Returns the workflow and its steps as JSON; `None` if it is not listed.
 pub(crate) fn status(page: &WorkflowsPage) -> Option<String> {
     Workflow::of_page(page).map(|workflow| workflow.to_json().to_string())
 }
 
-/// Draws a workflow that [`status`] has returned, as a "tree", "dot" or "svg".
+/// Draw a workflow that [`status`] returned, as a "tree", "dot" or "svg".
 #[pyfunction]
 pub(crate) fn draw_workflow(status: &str, how: &str) -> PyResult<String> {
     let workflow = Workflow::from_json(status);
     let workflow =
-        workflow.ok_or_else(|| Failure::invalid("the status of a workflow is not whole"))?;
+        workflow.ok_or_else(|| Failure::invalid("the status of the workflow is incomplete"))?;
     match how {
         "tree" => Ok(workflow.tree()),
         "dot" => Ok(workflow.dot()),
         "svg" => Ok(workflow.svg()),
-        _ => Err(Failure::invalid("a workflow is drawn as a tree, as dot or as svg").into()),
+        _ => Err(Failure::invalid("draw a workflow as \"tree\", \"dot\" or \"svg\"").into()),
     }
 }
