@@ -1,4 +1,4 @@
-//! A client that waits, and short words for what it does.
+//! Client that waits for each call, with short words for operations.
 
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -12,14 +12,15 @@ use penstock_message::{
     Op, Query, Receipt, Status, TaskSelection, Tx,
 };
 
-/// Time to wait for a call: long enough for a machine that does ten other things. No call that succeeds takes it.
+/// Time to wait for a call, long enough for a machine under tenfold load. No call that succeeds takes this
+/// long.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Driver with calls that wait for their end.
+/// Driver whose calls wait for their outcome.
 #[derive(Clone)]
 pub struct Client {
     pub driver: Arc<dyn Driver>,
-    /// Durability of commits that ask for no other.
+    /// Durability of commits that name none.
     pub durability: Durability,
     pub patience: Duration,
 }
@@ -33,7 +34,7 @@ impl Client {
         }
     }
 
-    /// Commits operations. Panics with [`NotOffered`] where the engine lacks a feature for them.
+    /// Commits operations. Panics with [`NotOffered`] if the engine lacks a feature that they need.
     pub fn commit(&self, ops: Vec<Op>) -> Receipt {
         self.commit_at(self.durability, ops)
     }
@@ -115,7 +116,7 @@ impl Client {
         self.worker_of(TaskSelection::Same, queue, credit)
     }
 
-    /// Starts a worker that can run these tasks only.
+    /// Starts a worker that can only run these tasks.
     pub fn worker_of(&self, tasks: TaskSelection, queue: &str, credit: u32) -> Worker {
         let (delivered, deliveries) = channel();
         let (kept, leases_kept) = channel();
@@ -148,7 +149,7 @@ impl Client {
 }
 
 impl Client {
-    /// Waits as a thread of an application does: it reads from the socket itself, where it may.
+    /// Waits as a thread of an application does: it reads from the socket itself where it may.
     fn wait_for<T: Send + 'static>(&self, call: impl FnOnce(Done<T>)) -> Result<T, DriverError> {
         let over = Arc::new(AtomicBool::new(false));
         let (done, ended) = channel();
@@ -166,7 +167,7 @@ impl Client {
     }
 }
 
-/// Returns the outcome of a call. Panics with the refusal, for [`crate::Scenario::check`] to look at.
+/// Returns the outcome of a call. Panics with the refusal, which [`crate::Scenario::check`] inspects.
 fn offered<T>(ended: Result<T, DriverError>) -> T {
     match ended {
         Ok(ended) => ended,
@@ -191,7 +192,7 @@ impl States {
         offered(told.expect("the key is told of"))
     }
 
-    /// Waits for the first state that is not `Pending`.
+    /// Waits for the first state other than `Pending`.
     pub fn end(&self) -> KeyState {
         loop {
             match self.next() {
@@ -224,7 +225,7 @@ impl ValueSink for Told {
     }
 }
 
-/// Takes deliveries, and remembers its leases until they are settled.
+/// Accepts deliveries, and remembers their leases until they are settled.
 pub struct Worker {
     pub client: Client,
     consumer: u32,
@@ -263,7 +264,7 @@ impl DeliverySink for Hands {
 
     fn failed(&self, error: DriverError) {
         *self.failed.lock().unwrap() = Some(error);
-        // Somebody may wait.
+        // Another thread may be waiting.
         self.deliver(Vec::new());
     }
 
@@ -325,7 +326,7 @@ impl Worker {
         self.deliveries.try_recv().is_err()
     }
 
-    /// Settles a delivery, so that its lease is held no longer.
+    /// Settles a delivery, which ends its lease.
     pub fn settle(&self, delivery: &Delivery, ops: Vec<Op>) -> Receipt {
         let receipt = self.client.settle(ops);
         let lease = delivery.lease;
@@ -401,7 +402,7 @@ pub mod words {
         Value::new(ValueStatus::Succeeded, Bytes::from_static(body.as_bytes()))
     }
 
-    /// Drops the run that a value came from.
+    /// Removes the run that a value came from.
     pub fn plain(state: KeyState) -> KeyState {
         match state {
             KeyState::Present(value) => KeyState::Present(Value { run: None, ..value }),

@@ -1,18 +1,18 @@
-//! Checks the duties of every driver, whichever engine is behind it.
+//! Checks the duties of every driver, for any engine behind it.
 //!
-//! An engine's tests implement [`Place`] and have a test made of each scenario:
+//! An engine's tests implement [`Place`] and generate a test for each scenario:
 //!
 //! ```text
 //!     penstock_conformance::tests!(MyPlace::fresh);      one #[test] for each scenario
 //!     penstock_conformance::run(&|| Box::new(…))         or all of them, as a report
 //! ```
 //!
-//! A scenario names the features that it is meant for and the others that it needs. Where the engine says that it
-//! lacks one of them, the scenario must end in `NotOffered`, so nothing is skipped in silence. A feature that no
+//! A scenario names the features that it proves and the others that it needs. If the engine declares that it
+//! lacks one of them, the scenario must end in `NotOffered`, so nothing is skipped silently. A feature that no
 //! call asks for, such as fencing, can't be refused: the report then says that it is not promised.
 //!
-//! A kill shows that a commit reached the operating system. That it reached the disk shows only when the power is
-//! cut, which no scenario can do: an engine's own tests have to.
+//! A kill shows that a commit reached the operating system. Only a power cut shows that it reached the disk. No
+//! scenario can cut the power, so an engine's own tests must.
 
 use std::any::Any;
 use std::fmt;
@@ -31,27 +31,27 @@ pub use client::{Client, PATIENCE, States, Worker, words};
 pub use scenarios::SCENARIOS;
 pub use wall_clock::{has_wall_clock, wall_clock};
 
-/// A fresh engine, for one scenario.
+/// Fresh engine for one scenario.
 pub trait Place: Send + Sync {
-    /// Returns the known features of this engine. Its driver has to declare exactly these.
+    /// Returns the known features of this engine. Its driver must declare exactly these.
     fn capabilities(&self) -> Capabilities;
 
-    /// Connects a driver of its own; returns the only one again, where there can't be several clients.
+    /// Connects a new driver; returns the only one again if there can't be several clients.
     fn driver(&self) -> Arc<dyn Driver>;
 
     fn can(&self, ability: Ability) -> bool;
 
-    /// Kills the engine, as nothing could be worse for its clients, and sees to it that there is a next one.
+    /// Kills the engine in the way that is worst for its clients, and makes sure that there is a next one.
     fn kill(&self) {
         unreachable!("{} can't be killed", self.capabilities().engine)
     }
 
-    /// Kills the engine; the clock on the wall of the next one is ahead by this much.
+    /// Kills the engine; the next one's wall clock is ahead by this much.
     fn set_wall_clock(&self, ahead: Duration) {
         unreachable!("the clock can't be set {ahead:?} ahead")
     }
 
-    /// Time for which a scenario waits for something that has to happen.
+    /// Time that a scenario waits for an event that must happen.
     fn patience(&self) -> Duration {
         PATIENCE
     }
@@ -77,9 +77,9 @@ impl fmt::Display for Ability {
 
 pub struct Scenario {
     pub name: &'static str,
-    /// Features that the scenario proves: it fails where one of them is claimed and not there.
+    /// Features that the scenario proves: it fails if one of them is claimed but missing.
     pub shows: &'static [Feature],
-    /// Features that it needs for that.
+    /// Features that the scenario needs in addition.
     pub needs: &'static [Feature],
     pub abilities: &'static [Ability],
     pub(crate) run: fn(&Bench<'_>),
@@ -128,7 +128,7 @@ impl Scenario {
     }
 }
 
-/// Whether a refusal names something that the engine lacks, the engine, and what to do.
+/// Whether a refusal names a missing feature, the engine, and a remedy.
 fn refusal(refused: &NotOffered, lacking: &[Feature]) -> Outcome {
     let named = lacking.iter().find(|one| one.name() == refused.feature);
     match named {
@@ -146,8 +146,8 @@ fn said(panic: &(dyn Any + Send)) -> String {
     text.unwrap_or_else(|| "it panicked".to_owned())
 }
 
-/// Whether calls ask for the feature, so that an engine without it refuses them. All others are promises about how
-/// calls are carried out.
+/// Whether calls ask for the feature, so that an engine without it refuses them. All other features are
+/// promises about how calls are carried out.
 pub fn is_asked_for(feature: Feature) -> bool {
     matches!(
         feature,
@@ -180,11 +180,11 @@ pub fn is_asked_for(feature: Feature) -> bool {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Passed,
-    /// The engine says that it lacks this feature, and refused the call that needs it.
+    /// The engine declares that it lacks this feature, and refused the call that needs it.
     Refused(Feature),
-    /// The engine does not promise this feature, which no call asks for. Nothing was run.
+    /// The engine does not promise this feature, which no call asks for. The scenario did not run.
     NotPromised(Feature),
-    /// The ability can't be had with this engine here. Nothing was run.
+    /// The ability is not available with this engine. The scenario did not run.
     NotShown(Ability),
     Failed(String),
 }
@@ -267,7 +267,7 @@ pub fn run(fresh: &dyn Fn() -> Box<dyn Place>) -> Report {
     }
 }
 
-/// Runs one scenario as a test: prints how it ended, and panics where it failed.
+/// Runs one scenario as a test: prints its outcome, and panics if it failed.
 pub fn check(name: &str, place: &dyn Place) {
     let scenario = Scenario::named(name).expect("a scenario of this name");
     let outcome = scenario.check(place);
@@ -275,14 +275,14 @@ pub fn check(name: &str, place: &dyn Place) {
     assert!(!matches!(outcome, Outcome::Failed(_)), "{outcome}");
 }
 
-/// Engine of a scenario, and what it offers.
+/// Engine of a scenario, with its capabilities.
 pub(crate) struct Bench<'a> {
     pub(crate) place: &'a dyn Place,
     pub(crate) capabilities: Capabilities,
 }
 
 impl Bench<'_> {
-    /// Connects a client of its own, where there can be several.
+    /// Connects a new client, if there can be several.
     pub(crate) fn client(&self) -> Client {
         Client {
             driver: self.place.driver(),

@@ -1,4 +1,4 @@
-//! The scenarios. A new promise is one more of them.
+//! Defines the scenarios. Each new promise becomes another one.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,10 +21,10 @@ use penstock_message::{
 use crate::words::*;
 use crate::{Ability, Bench, Client, Scenario};
 
-/// Smallest unit of an engine's time. One that has begun counts.
+/// Smallest unit of an engine's time. A unit that has begun counts in full.
 const ENGINE_TICK: Duration = Duration::from_millis(1);
 
-/// Lists the scenarios, and makes the macro that has a test made of each. `$d` is a dollar sign.
+/// Lists the scenarios, and defines the macro that generates a test for each. `$d` is a dollar sign.
 macro_rules! scenarios {
     ($d:tt $($name:ident { shows $shows:tt needs $needs:tt $(by $by:tt)? })*) => {
         pub static SCENARIOS: &[Scenario] = &[$(
@@ -46,7 +46,7 @@ macro_rules! scenarios {
             },
         )*];
 
-        /// Makes a test of each scenario. The argument makes a fresh [`Place`](crate::Place).
+        /// Generates a test for each scenario. The argument creates a fresh [`Place`](crate::Place).
         #[macro_export]
         macro_rules! tests {
             ($d fresh:expr) => {
@@ -330,14 +330,14 @@ fn a_unique_job_is_one_until_its_key_is_free(bench: &Bench<'_>) {
     let worker = bench.client().worker("work", 9);
     let taken = worker.take_one();
     assert_eq!(taken.message.id, id(3));
-    // It has been handed out, and what comes now is another job, until that has ended.
+    // The job was handed out, so new calls make another job until it ends.
     assert_eq!(publish(4, Until::Ended, Conflict::Skip), applied());
     worker.settle(&taken, vec![ack(&taken)]);
     assert_eq!(publish(5, Until::Ended, Conflict::Skip), skipped(4));
     let taken = worker.take_one();
     assert_eq!(publish(5, Until::Ended, replace), skipped(4), "it runs");
     worker.settle(&taken, vec![ack(&taken)]);
-    // A key for a time outlives its job.
+    // A key with a fixed time outlives its job.
     assert_eq!(
         publish(6, Until::ForMs(3_600_000), Conflict::Skip),
         applied()
@@ -360,7 +360,7 @@ fn the_last_of_quick_calls_is_due_in_time(bench: &Bench<'_>) {
         assert_eq!(receipt, applied());
     };
     publish(1, 300);
-    // Its own delay is far longer than the longest wait, which is a second after the first.
+    // Its own delay is far longer than the maximum wait, which ends a second after the first call.
     publish(2, 50_000);
     assert_eq!(
         worker.take_one().message.id,
@@ -555,7 +555,7 @@ fn a_key_is_told_of_when_it_is_there_and_gone_when_it_never_will_be(bench: &Benc
         KeyState::Gone,
         "there never will be one"
     );
-    // Nobody reads its result, so nobody can wait for it after it has run.
+    // Its result is not stored, so no client can wait for it after it has run.
     let forgetful = Message {
         result_ttl_ms: None,
         ..message(2)
@@ -618,7 +618,7 @@ fn outlives(bench: &Bench<'_>, durability: Durability, second: Op) {
     assert_eq!(taken, BTreeSet::from([id(1), id(2)]));
 }
 
-/// Commits go on before, during and after the kill, with this many on their way at any time.
+/// Commits continue before, during and after the kill, with this many in flight at any time.
 fn what_was_in_flight_is_applied_once_through_a_kill(bench: &Bench<'_>) {
     const IN_FLIGHT: usize = 300;
     const AT_LEAST: u64 = 3_000;
@@ -637,7 +637,7 @@ fn what_was_in_flight_is_applied_once_through_a_kill(bench: &Bench<'_>) {
     };
     let jobs = thread::scope(|scope| {
         let (mut jobs, mut ended) = (0, 0);
-        // Shows that there is an engine, and that it takes such commits.
+        // Shows that an engine is running and accepts such commits.
         let first = publish(message(u64::MAX));
         client.commit_at(Durability::Os, vec![first]);
         let kill = || {
@@ -687,7 +687,7 @@ fn running_work_is_not_handed_out_again_after_a_kill(bench: &Bench<'_>) {
         .client
         .commit_at(Durability::Os, vec![publish(message(1))]);
     let delivery = worker.take_one();
-    // Another worker would gladly have it.
+    // Another worker would accept it.
     let other = bench.client().worker("work", 10);
     other.client.status();
     bench.kill();
@@ -864,7 +864,7 @@ fn a_worker_gets_only_the_tasks_that_it_names(bench: &Bench<'_>) {
     assert_eq!(any.take_one().message.id, id(1));
 }
 
-/// Twenty jobs of one task, each a second long by its own account, stand before ten quick ones of another.
+/// Twenty jobs of one task, each reporting a second of run time, are queued before ten quick ones of another.
 fn quick_jobs_are_not_kept_waiting_by_long_ones(bench: &Bench<'_>) {
     const QUICK: usize = 10;
     let worker = bench.client().worker("work", 0);
@@ -1016,7 +1016,7 @@ fn a_failed_job_is_kept_listed_retried_and_dropped(bench: &Bench<'_>) {
     let again = client.commit(vec![fail(&first, "ValueError")]);
     assert_eq!(refusal(again), Refusal::LeaseLost, "it is a guard");
 
-    // Its result is the error, and the broker tells what it knows of it.
+    // Its result is the error, and the broker reports the rest.
     let error = Value::new(ValueStatus::Failed, Bytes::from_static(b"the error"));
     assert_eq!(plain(client.end_of(result(1))), KeyState::Present(error));
     let info = |number| match client.ask(Query::Message(id(number))) {
@@ -1034,7 +1034,7 @@ fn a_failed_job_is_kept_listed_retried_and_dropped(bench: &Bench<'_>) {
     assert_eq!(why, failure("ValueError"));
     assert_eq!(client.status().failed, 2);
 
-    // A page at a time, and by its class.
+    // One page at a time, and by class.
     let ask = |query| match client.ask(Query::Failed(query)) {
         Answer::Failed(page) => page,
         other => panic!("{other:?}"),
@@ -1063,7 +1063,7 @@ fn a_failed_job_is_kept_listed_retried_and_dropped(bench: &Bench<'_>) {
     };
     assert_eq!(list(key_errors.clone(), 0, 10).jobs, rest.jobs);
 
-    // From the newest on, a page at a time as well.
+    // From the newest on, also one page at a time.
     let newest = |after| {
         ask(FailedQuery {
             after,
@@ -1077,7 +1077,7 @@ fn a_failed_job_is_kept_listed_retried_and_dropped(bench: &Bench<'_>) {
     let first = newest(last.next.expect("there are more"));
     assert_eq!((first.jobs, first.next), (page.jobs, None));
 
-    // Retried, it is another generation, whose retries are counted from here.
+    // A retried job has a new generation, whose retries are counted from here.
     let retry = Op::RetryFailed {
         target: Target::Job(id(1)),
         queue: None,
@@ -1103,7 +1103,7 @@ fn a_failed_job_is_kept_listed_retried_and_dropped(bench: &Bench<'_>) {
     };
     assert_eq!(run.generation, 1);
 
-    // What a filter means is dropped step by step, and it can be asked how far that has come.
+    // A filter's jobs are dropped step by step, and the progress can be queried.
     let drop = Op::DropFailed {
         target: Target::Filter(key_errors),
     };
@@ -1170,7 +1170,7 @@ fn a_workflow_is_listed_with_its_jobs(bench: &Bench<'_>) {
         (WorkflowState::Succeeded, 2)
     );
     assert!(ended.ended_at >= Some(ended.opened_at));
-    // One by its id, with its steps.
+    // A single workflow by its id, with its steps.
     let query = WorkflowsQuery {
         workflow: Some(id(2)),
         nodes: vec![id(1), id(3)],
@@ -1224,7 +1224,7 @@ fn a_schedule_makes_jobs_until_it_is_removed(bench: &Bench<'_>) {
     let first = worker.take_one();
     assert_eq!(first.message.body, plan.message.body);
     assert_ne!(first.message.id, plan.message.id);
-    // While that job runs, no other one comes.
+    // While that job runs, the schedule enqueues no other.
     assert!(matches!(step(ScheduleStep::Run), Receipt::Refused { .. }));
     assert_eq!(step(ScheduleStep::Pause), applied());
     assert!(list()[0].is_paused && list()[0].next.is_empty());
@@ -1263,7 +1263,7 @@ fn a_job_is_cancelled_or_it_is_said_why_not(bench: &Bench<'_>) {
     };
     assert_eq!(applied.found, Some(MessageState::Ready));
     let KeyState::Present(value) = client.end_of(result(2)) else {
-        panic!("whoever waits for it is told");
+        panic!("waiting clients learn of its end");
     };
     assert_eq!(value.status, ValueStatus::Cancelled);
     assert_eq!(value.body, "not wanted");
@@ -1323,7 +1323,7 @@ fn a_running_job_that_is_cancelled_ends_and_is_never_run_again(bench: &Bench<'_>
     assert_eq!(worker.settle(&running[2], succeeded), applied());
     for number in [1, 2] {
         let KeyState::Present(end) = client.end_of(result(number)) else {
-            panic!("whoever waits for it is told");
+            panic!("waiting clients learn of its end");
         };
         assert_eq!(end.status, ValueStatus::Cancelled);
         assert_eq!(end.body, "not wanted");
@@ -1350,7 +1350,7 @@ fn an_order_to_stop_outlives_the_broker(bench: &Bench<'_>) {
     };
     assert_eq!(worker.settle(&delivery, vec![crashed]), applied());
     let KeyState::Present(end) = client.end_of(result(1)) else {
-        panic!("whoever waits for it is told");
+        panic!("waiting clients learn of its end");
     };
     assert_eq!(end.status, ValueStatus::Cancelled);
 }
@@ -1377,7 +1377,7 @@ fn the_status_counts_jobs_and_workers(bench: &Bench<'_>) {
         takes_asks: false,
         parked: 2,
     });
-    // Its answer says that the report has arrived.
+    // The answer shows that the report has arrived.
     worker.client.status();
     let status = client.status();
     let queue = status
@@ -1386,7 +1386,7 @@ fn the_status_counts_jobs_and_workers(bench: &Bench<'_>) {
         .find(|queue| queue.name == "work")
         .unwrap();
     assert_eq!((queue.ready, queue.delayed, queue.running), (1, 1, 0));
-    // It holds no job, so nothing of it is busy, whatever it said last.
+    // It holds no job, so none of its slots counts as busy, whatever it reported last.
     let WorkerStatus {
         slots,
         busy,
@@ -1415,7 +1415,7 @@ fn the_progress_of_a_running_job_is_told(bench: &Bench<'_>) {
     let two = Answer::Progress(Some("two".into()));
     assert_eq!(told(&worker.client), two, "the last progress that was told");
     worker.settle(&job, vec![ack(&job)]);
-    // The last one stays for a moment.
+    // The last progress is kept for a short time.
     assert_eq!(told(&worker.client), two);
     assert_eq!(told(&bench.client()), two);
 }
@@ -1476,7 +1476,7 @@ fn a_job_can_be_looked_at(bench: &Bench<'_>) {
     assert_eq!(ask(3), None);
 }
 
-/// Before it has seen an engine, a driver claims as much as the engine offers, or more.
+/// Before a driver has seen an engine, it claims at least as much as the engine offers.
 fn what_a_driver_declares_is_true(bench: &Bench<'_>) {
     let client = bench.client();
     let said = client.probe().unwrap();

@@ -1,12 +1,13 @@
-//! Processes whose clock on the wall is set, by libfaketime.
+//! Sets the wall clock of processes, with libfaketime.
 
 use std::path::Path;
 use std::process::Command;
 
-/// Directory in which libfaketime keeps the state that processes of one clock share.
+/// Directory in which libfaketime keeps the state that processes with one clock share.
 const SHARED: &str = "/dev/shm";
 
-/// Whether [`wall_clock`] is available. Without it a test is skipped; in CI, which installs it, the test then fails.
+/// Whether [`wall_clock`] is available. Without it a test is skipped, except in CI, which installs it: there
+/// the test fails.
 pub fn has_wall_clock() -> bool {
     let found = preload().is_some();
     let is_ci = std::env::var("CI").is_ok_and(|ci| ci == "true");
@@ -17,9 +18,9 @@ pub fn has_wall_clock() -> bool {
     found
 }
 
-/// Returns the environment of a process at another time: `+7200s`, `@2026-01-15 12:05:00`. Its steady clock is the
-/// true one, since a wait with a deadline on it ends by the kernel's. (It is no child of the program `faketime`,
-/// which would have to be killed, too.)
+/// Returns the environment of a process at another time: `+7200s`, `@2026-01-15 12:05:00`. Its steady clock is
+/// the true one, because the kernel ends waits by that clock. The process is not a child of the `faketime`
+/// program, which would have to be killed too.
 pub fn wall_clock(setting: &str) -> [(&'static str, String); 3] {
     [
         (
@@ -40,8 +41,9 @@ fn preload() -> Option<String> {
     Some(library.trim().to_owned()).filter(|library| !library.is_empty())
 }
 
-/// A killed process leaves its share, and libfaketime ends the next process that has the same number with "shm_open
-/// failed: File exists" (its README, "Cleaning up shared memory").
+/// Removes the shared memory of killed processes. A killed process leaves its share, and libfaketime ends the
+/// next process with the same number with "shm_open failed: File exists" (its README, "Cleaning up shared
+/// memory").
 fn remove_what_the_dead_have_left() {
     let Ok(shared) = Path::new(SHARED).read_dir() else {
         return;
@@ -53,7 +55,7 @@ fn remove_what_the_dead_have_left() {
             .iter()
             .find_map(|kind| name.strip_prefix(kind));
         if pid.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
-            // Somebody else may have been quicker.
+            // Another test may have been faster.
             let _ = std::fs::remove_file(one.path());
         }
     }

@@ -1,4 +1,4 @@
-//! The core: any commands, in any order, with any numbers in them.
+//! Drives the core with any commands, in any order, with any numbers.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -16,11 +16,11 @@ use penstock_message::{
 const CLIENTS: usize = 3;
 const IDS: u8 = 6;
 
-/// Nothing panics, all counts stay right, and the broker that recovers from the records is the one
-/// that wrote them.
+/// Checks that nothing panics, that all counts stay correct, and that a broker recovered from the records
+/// equals the one that wrote them.
 pub fn broker(data: &[u8]) {
     let mut data = Unstructured::new(data);
-    // Nobody can tell whether bodies are in memory.
+    // The input can't know whether bodies are in memory.
     let resident_bodies_bytes = (!data.arbitrary().unwrap_or(false)).then_some(0);
     let mut world = World::new(BrokerOptions {
         resident_bodies_bytes,
@@ -35,7 +35,7 @@ pub fn broker(data: &[u8]) {
     world.check_recovery();
 }
 
-/// Prints each step, for a person who looks at a finding: `HOSTILE_TRACE=1`.
+/// Prints each step when `HOSTILE_TRACE=1` is set, to examine a finding.
 fn trace(done: &dyn std::fmt::Debug) {
     static WANTED: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
     if *WANTED.get_or_init(|| std::env::var_os("HOSTILE_TRACE").is_some()) {
@@ -47,15 +47,15 @@ struct World {
     options: BrokerOptions,
     broker: Broker,
     now: Now,
-    /// Latest time that the clock on the wall has shown.
+    /// Latest time that the wall clock has shown.
     latest_wall_ms: u64,
-    /// Records by position; `None`: the segment was dropped.
+    /// Records by position; `None` if the segment was dropped.
     journal: Vec<Option<Vec<u8>>>,
     synced: usize,
     clients: [Client; CLIENTS],
     connections: u64,
     open: BTreeSet<ConnId>,
-    /// Leases that were delivered, the newest last.
+    /// Delivered leases, the newest last.
     leases: VecDeque<Lease>,
 }
 
@@ -111,7 +111,7 @@ impl World {
                 let passed_ms = u64::from(data.arbitrary::<u16>()?);
                 self.now.mono_ms += passed_ms;
                 self.now.wall_ms += passed_ms;
-                // The clock on the wall may be set; by little, it is not even noticed.
+                // The wall clock may be set; a small change is not even noticed.
                 if data.ratio(1, 8)? {
                     self.now.wall_ms = u64::from(data.arbitrary::<u32>()?) << 12;
                 }
@@ -166,7 +166,7 @@ impl World {
         let conn = ConnId(self.connections);
         self.open.insert(conn);
         let state = &mut self.clients[client];
-        // The connection before, if there is one, is fenced or lost.
+        // An earlier connection, if there is one, is fenced or lost.
         let lost = state.conn.replace(conn);
         if data.ratio(1, 4)? {
             state.session = data.int_in_range(0..=3)?;
@@ -191,7 +191,7 @@ impl World {
             conn,
             session,
             name: any_name(data)?,
-            // The engine lets no other through.
+            // The engine passes on no others.
             heartbeat_ms: any_number(data)?.clamp(100, 3_600_000),
             last_seq,
             leases,
@@ -312,7 +312,7 @@ impl World {
         })
     }
 
-    /// Returns the next sequence number, the right one mostly.
+    /// Returns the next sequence number, usually the right one.
     fn next_seq(&mut self, client: usize, count: u64, data: &mut Unstructured<'_>) -> Result<u64> {
         let seq = &mut self.clients[client].seq;
         if data.ratio(1, 16)? {
@@ -494,7 +494,7 @@ impl World {
                 }
             }
             quiet &= !self.read_back();
-            // Work that is done in steps goes on at once.
+            // Work in steps continues at once.
             let due_ms = self.broker.next_deadline();
             if quiet && due_ms.is_none_or(|due_ms| due_ms > self.now.mono_ms) {
                 return;
@@ -525,8 +525,8 @@ impl World {
         for conn in self.open.clone() {
             self.handle(Input::Disconnected { conn, clean: false });
         }
-        // When the clock on the wall is set back before a time that had come, a broker that goes on stays
-        // with that, and one that starts waits for it once more. So it is set right again.
+        // Suppose the wall clock is set back before a time that had come. A running broker keeps its decision,
+        // while a restarted one waits again. So set the clock right again.
         self.now.wall_ms = self.latest_wall_ms;
         self.broker.handle_deadline(self.now);
         self.settle();
@@ -547,11 +547,11 @@ impl World {
     }
 }
 
-/// Describes everything that a client could learn of the broker.
+/// Describes everything that a client could learn from the broker.
 fn describe(broker: &mut Broker, now: Now, written: Position) -> Vec<String> {
     let conn = ConnId(u64::MAX);
     broker.handle_durable(written);
-    // What has expired goes when it is looked after.
+    // Expired values are removed when they are looked up.
     broker.handle_deadline(now);
     while broker.poll_record().is_some() {}
     let mut said = vec![format!("{} bytes are live", broker.live_bytes())];
@@ -595,11 +595,11 @@ fn describe(broker: &mut Broker, now: Now, written: Position) -> Vec<String> {
                     ..
                 } => {
                     let mut status = page.status;
-                    // Queues that hold nothing are not remembered, nor what workers reported.
+                    // Empty queues are not remembered, nor are workers' reports.
                     status.queues.retain(|queue| {
                         queue.ready + queue.delayed + queue.running > 0 || queue.paused
                     });
-                    // Counts are those since the start, and consumers come again on their own.
+                    // Counts begin at the start, and consumers register again on their own.
                     for queue in &mut status.queues {
                         queue.consumers = 0;
                         queue.capacity_permille = None;
@@ -609,7 +609,7 @@ fn describe(broker: &mut Broker, now: Now, written: Position) -> Vec<String> {
                         (worker.slots, worker.busy, worker.parked) = (0, 0, 0);
                     };
                     status.workers.iter_mut().for_each(forget);
-                    // Those of one name stand in no order.
+                    // Workers with the same name have no order.
                     status
                         .workers
                         .sort_by_cached_key(|worker| format!("{worker:?}"));
@@ -624,7 +624,7 @@ fn describe(broker: &mut Broker, now: Now, written: Position) -> Vec<String> {
     said
 }
 
-// Small sets, so that things meet; and the numbers at which sums overflow.
+// Small sets, so that values collide; and the numbers at which sums overflow.
 
 fn any_number(data: &mut Unstructured<'_>) -> Result<u64> {
     Ok(match data.int_in_range(0..=7)? {

@@ -1,4 +1,4 @@
-//! The native protocol: any bytes, in any portions.
+//! Feeds the native protocol any bytes, in any portions.
 
 use arbitrary::{Result, Unstructured};
 use bytes::{BufMut, BytesMut};
@@ -8,8 +8,8 @@ use penstock_message::{
 use penstock_wire::proto::{ToBroker, ToClient};
 use penstock_wire::{Decoder, Heard, MAX_FRAME_BYTES, MAX_HELLO_BYTES, convert, encode_frame};
 
-/// Nothing panics, what has a meaning keeps it when it is said again, and what is kept of a frame in
-/// waiting is no more than has arrived.
+/// Checks that nothing panics, that a meaningful message keeps its meaning when encoded again, and that an
+/// incomplete frame keeps no more bytes than have arrived.
 pub fn frames(data: &[u8]) {
     let mut data = Unstructured::new(data);
     let _ended = play(&mut data);
@@ -22,7 +22,7 @@ fn play(data: &mut Unstructured<'_>) -> Result<()> {
     };
     let to_client = data.arbitrary()?;
     let portion = data.int_in_range(1..=300_usize)?;
-    // So that a short input can be a long frame: of many entries, mostly.
+    // A short input can then become a long frame, mostly of many entries.
     let repeats = match data.ratio(1, 16)? {
         true => data.int_in_range(1..=100_000_usize)?,
         false => 1,
@@ -91,7 +91,7 @@ fn check_meaning<T: Heard + PartialEq + Clone + std::fmt::Debug>(
     };
     let mut bytes = BytesMut::new();
     encode_frame(&said, &mut bytes);
-    // What was heard with defaults left out may be longer when it is said in full.
+    // A message with defaults left out may be longer in full.
     let mut decoder = Decoder::<T>::new(usize::MAX);
     decoder.extend(&bytes);
     let heard = decoder.next_message().expect("what we say is the protocol");
@@ -101,7 +101,7 @@ fn check_meaning<T: Heard + PartialEq + Clone + std::fmt::Debug>(
     assert!(again == heard, "once {heard:?}, then {again:?}");
 }
 
-/// Converts to the nouns and back; `None` when something in it makes no sense.
+/// Converts to the nouns and back; `None` if any part is meaningless.
 fn through<N, W>(wire: Vec<W>) -> Option<Vec<W>>
 where
     N: TryFrom<W, Error = penstock_wire::WireError>,

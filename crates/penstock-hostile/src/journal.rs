@@ -1,4 +1,4 @@
-//! The journal's files: any damage that a disk may do to them.
+//! Damages the journal's files in any way that a disk could.
 
 use std::collections::BTreeMap;
 
@@ -8,16 +8,16 @@ use penstock_journal::{Journal, JournalOptions, Opened, Storage, fsck, hostile};
 
 type Records = BTreeMap<u64, Vec<u8>>;
 
-/// A journal is written, its files are changed, and it is opened: that ends in records or in an error.
-/// Without the checksums having been set right, no record is shown that was not written, and none
-/// without all before it. What is shown is shown again by the next opening, with what was added.
+/// Writes a journal, changes its files and opens it, which must end in records or in an error. Unless the
+/// checksums were fixed up, it must show no record that was not written, and no record without all its
+/// predecessors. The next opening must show the same records, with the new ones.
 pub fn journal(data: &[u8]) {
     let mut data = Unstructured::new(data);
     let storage = SimStorage::new();
     let written = write(&storage, &mut data).unwrap_or_default();
     let storage = storage.kill();
     let damage = change(&storage, &mut data).unwrap_or_default();
-    // Either way; it says what it finds.
+    // Success or failure: either may report what it finds.
     let _report = fsck(&storage);
 
     let Ok((mut opened, found)) = open(&storage) else {
@@ -43,7 +43,7 @@ pub fn journal(data: &[u8]) {
     assert!(again == expected, "another opening shows something else");
 }
 
-/// Returns sizes at which everything happens within a few records.
+/// Returns sizes with which everything happens within a few records.
 fn options() -> JournalOptions {
     JournalOptions {
         journal_id: [7; 16],
@@ -97,7 +97,7 @@ fn finish(opened: &mut Opened<SimStorage>) {
 #[derive(Default)]
 struct Damage {
     any: bool,
-    /// Whether the checksums were set right afterwards.
+    /// Whether the checksums were fixed up afterwards.
     forged: bool,
 }
 
@@ -109,7 +109,7 @@ fn change(storage: &SimStorage, data: &mut Unstructured<'_>) -> Result<Damage> {
         let before = storage.contents(name).expect("it was listed");
         let mut bytes = before.clone();
         let near = |data: &mut Unstructured<'_>, length: usize| -> Result<usize> {
-            // Most of a file is behind its first page.
+            // Most of a file is after its first page.
             match data.ratio(1, 4)? {
                 true => data.int_in_range(0..=length),
                 false => data.int_in_range(4096.min(length)..=length),
@@ -132,7 +132,7 @@ fn change(storage: &SimStorage, data: &mut Unstructured<'_>) -> Result<Damage> {
                 bytes.len() + data.int_in_range(0..=4096)?,
                 data.arbitrary()?,
             ),
-            // A batch of another place, or of another file.
+            // A batch from another position, or from another file.
             4 => {
                 let source = storage
                     .contents(data.choose(&names)?)

@@ -1,8 +1,8 @@
-//! Promises for any input at all, for each place where penstock reads bytes that others wrote.
+//! States promises for any input, at each place where penstock reads bytes written by others.
 //!
-//! Each function takes bytes, makes of them what a broken disk, a stranger or a child out of its mind
-//! could do, and panics when a promise does not hold. `make fuzz` looks for such bytes (fuzz/); what it
-//! has found worth keeping is in fuzz/corpus, and `cargo test` tries all of that again.
+//! Each function takes bytes, turns them into what a broken disk, a stranger or a faulty child could do, and
+//! panics when a promise is broken. `make fuzz` searches for such bytes (fuzz/). Valuable findings are in
+//! fuzz/corpus, and `cargo test` runs all of them again.
 
 mod broker;
 mod frames;
@@ -12,14 +12,14 @@ pub use broker::broker;
 pub use frames::frames;
 pub use journal::journal;
 
-/// A child writes what it likes into the memory that it shares with its supervisor.
+/// Writes as a faulty child could into the memory that it shares with its supervisor.
 pub fn slots(data: &[u8]) {
     penstock_worker::hostile::child_out_of_its_mind(data);
 }
 
 pub type Target = fn(&[u8]);
 
-/// Each by the name of its corpus.
+/// Targets by the name of their corpus.
 pub const TARGETS: [(&str, Target); 4] = [
     ("journal", journal),
     ("frames", frames),

@@ -1,4 +1,4 @@
-//! What fuzzing has found worth keeping is tried again, on every run.
+//! Runs the findings of fuzzing again on every test run.
 
 use std::fs;
 use std::path::Path;
@@ -35,9 +35,9 @@ fn every_target_is_fuzzed() {
     }
 }
 
-/// A header with a right checksum said that its first batch has number 0, and `penstock fsck` computed
-/// the one before it: a panic where there should be a report. Now numbers that no journal comes to are
-/// damage, wherever they are read.
+/// A header with a correct checksum said that its first batch has number 0. `penstock fsck` then computed the
+/// number before it, and panicked instead of reporting. Numbers that no journal reaches now count as damage
+/// wherever they are read.
 #[test]
 fn a_header_whose_numbers_no_journal_comes_to_is_damage() {
     let found = "../../fuzz/corpus/journal/a-header-whose-numbers-begin-below-the-first";
@@ -45,9 +45,9 @@ fn a_header_whose_numbers_no_journal_comes_to_is_damage() {
     penstock_hostile::journal(&fs::read(found).expect("it is kept"));
 }
 
-/// A batch with a right checksum named as synced what was written after it, or never. An opening took its word,
-/// counted nothing as left to write again, began the next segment at the wrong batch, and no opening after
-/// that succeeded. Now such a batch is damage.
+/// A batch with a correct checksum named as synced a position that was written after it, or never. An opening
+/// believed it, counted nothing as left to write again, and began the next segment at the wrong batch. No later
+/// opening succeeded. Such a batch now counts as damage.
 #[test]
 fn a_batch_that_names_as_synced_what_was_not_written_is_damage() {
     let found = "../../fuzz/corpus/journal/a-batch-that-names-as-synced-what-was-not-written";

@@ -1,4 +1,4 @@
-//! Bytes that nobody chose: a first look, where fuzzing looks for long.
+//! Feeds random bytes to each target: a quick check, where fuzzing searches for long.
 
 use penstock_hostile::TARGETS;
 
