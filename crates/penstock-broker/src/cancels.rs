@@ -23,9 +23,9 @@ use crate::Broker;
 use crate::effects::Effect;
 use crate::endings::Unrun;
 use crate::messages::{Asked, Handle, State as MessagePlace};
-use crate::names::Name;
 use crate::records::{ENDED_AT_ONCE, Event, How, Mark, MarkedFor};
 use crate::state::State;
+use crate::table::interner::Name;
 
 /// Reason of a cancelled job where none was given.
 pub(crate) const CANCELLED: &str = "it was cancelled";
@@ -393,7 +393,7 @@ impl State {
     /// Forgets that a message was asked to stop: it ends, or comes back in spite of it.
     pub(crate) fn forget_asked(&mut self, slot: u32) {
         if let Some(asked) = self.messages.asked(slot) {
-            self.names.let_go(asked.reason);
+            self.names.release(asked.reason);
             self.set_asked(slot, None);
         }
     }

@@ -18,11 +18,11 @@ use penstock_message::{Durability, Filter, JoinId, Key, MessageId, OnRunning, Sp
 use crate::Broker;
 use crate::endings::{NOT_NEEDED, Unrun};
 use crate::messages::Handle;
-use crate::names::Name;
 #[cfg(doc)]
 use crate::records::Mark;
 use crate::records::{ENDED_AT_ONCE, Event, How, MarkedFor};
 use crate::state::State;
+use crate::table::interner::Name;
 
 /// Leases of one session that end.
 #[derive(Debug)]

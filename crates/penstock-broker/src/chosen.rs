@@ -12,9 +12,9 @@ use hashbrown::HashTable;
 use penstock_message::{Key, MessageId, SeededState};
 use rustc_hash::FxBuildHasher;
 
-use crate::index::Index;
 use crate::kinds::Kind;
-use crate::names::Names;
+use crate::table::interner::Interner;
+use crate::table::slot_index::SlotIndex;
 use crate::{Broker, BrokerOptions, Now, Recovery};
 
 const COUNT: usize = 40_000;
@@ -106,7 +106,7 @@ fn random_kinds() -> Vec<Kind> {
 fn kind(attempt: u32, result_ttl_ms: u64) -> Kind {
     Kind {
         queue: 1,
-        task: Names::default().intern("task"),
+        task: Interner::default().intern("task"),
         priority: 4,
         max_deliveries: 3,
         crashes: 0,
@@ -141,7 +141,7 @@ fn comparisons<T: Hash + Eq>(all: &[T]) -> usize {
 /// Counts the comparisons of the index of messages and values, likewise.
 fn index_comparisons<T: Hash + Eq>(all: &[T]) -> usize {
     let compared = Cell::new(0);
-    let mut index = Index::new(SeededState::new(SEED));
+    let mut index = SlotIndex::new(SeededState::new(SEED));
     for (slot, one) in all.iter().enumerate() {
         let hash = index.hash(one);
         for is_there in [false, true] {

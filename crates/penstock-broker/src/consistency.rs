@@ -8,7 +8,7 @@ use crate::Broker;
 use crate::consumers::Seat;
 use crate::joins::Amount;
 use crate::messages::State as MessagePlace;
-use crate::names::Name;
+use crate::table::interner::Name;
 
 impl Broker {
     /// Counts everything again that the broker keeps counts of, and panics where a count is wrong. It

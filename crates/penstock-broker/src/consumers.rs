@@ -11,7 +11,7 @@ use rustc_hash::FxHashMap;
 
 use crate::connections::{Connection, NAME_CAP_BYTES};
 use crate::queue::Waiter;
-use crate::slab::Slab;
+use crate::table::slab::Slab;
 use crate::{Broker, CloseReason, ConnId};
 
 /// Most queues of a consumer. A worker serves a few; the list is compared with itself, so it must not be long.

@@ -14,10 +14,10 @@ use crate::effects::{Effect, Rests};
 use crate::endings::{CRASHED, End, Unrun};
 use crate::kinds::Kind;
 use crate::messages::{Handle, State as MessagePlace};
-use crate::names::Name;
 use crate::queue::{Queue, Service};
 use crate::records::{Change, ENDED_AT_ONCE, Event, Failing, Grant, How, Mark};
 use crate::state::State;
+use crate::table::interner::Name;
 use crate::tally::Counted;
 use crate::timers::Timer;
 
@@ -376,7 +376,7 @@ impl Broker {
         let names = &mut self.state.names;
         let was_told = std::mem::replace(&mut queue.told_unknown, told);
         queue.told_unknown.iter().for_each(|task| names.hold(*task));
-        was_told.iter().for_each(|task| names.let_go(*task));
+        was_told.iter().for_each(|task| names.release(*task));
         self.notice(notice);
     }
 

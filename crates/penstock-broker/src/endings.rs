@@ -20,9 +20,9 @@ use crate::ends::ENDED_VALUE_BYTES;
 use crate::joins::{Arrival, Join};
 use crate::marks::PURGED;
 use crate::messages::{Ended, Handle, State as MessagePlace};
-use crate::names::Name;
 use crate::records::{ENDED_AT_ONCE, Event, Failing, How, Renumbered, RunHead};
 use crate::state::{Ending, State};
+use crate::table::interner::Name;
 use crate::tally::Counted;
 
 /// The end of a run, or of a message that can't be run any more.

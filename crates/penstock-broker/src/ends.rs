@@ -5,8 +5,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::line::Line;
 use crate::messages::Messages;
+use crate::table::fifo::Fifo;
 
 /// Bytes that such a value counts as, among those that results may take: an entry and its places.
 pub(crate) const ENDED_VALUE_BYTES: u64 = 64;
@@ -15,7 +15,7 @@ pub(crate) const ENDED_VALUE_BYTES: u64 = 64;
 pub(crate) struct Ends {
     /// For each time that results are kept, the messages in the order in which they ended, as (slot,
     /// lower half of the number). Some may be stale.
-    by_ttl: BTreeMap<u64, Line<(u32, u32)>>,
+    by_ttl: BTreeMap<u64, Fifo<(u32, u32)>>,
     /// Number of values that are there.
     pub(crate) len: u64,
     /// Times to live for which a timer is set.
@@ -25,8 +25,8 @@ pub(crate) struct Ends {
 impl Ends {
     pub(crate) fn push(&mut self, ttl_ms: u64, slot: u32, number: u64) {
         self.len += 1;
-        let line = self.by_ttl.entry(ttl_ms).or_default();
-        line.push_back((slot, number as u32));
+        let fifo = self.by_ttl.entry(ttl_ms).or_default();
+        fifo.push_back((slot, number as u32));
     }
 
     /// Notes that a value has gone in another way than by `pop`; its place here is stale.
@@ -36,13 +36,13 @@ impl Ends {
 
     /// Returns the oldest value of this time to live, if any is left.
     pub(crate) fn first(&mut self, ttl_ms: u64, messages: &Messages) -> Option<u32> {
-        let line = self.by_ttl.get_mut(&ttl_ms)?;
-        while let Some((slot, number)) = line.front() {
+        let fifo = self.by_ttl.get_mut(&ttl_ms)?;
+        while let Some((slot, number)) = fifo.front() {
             let entry = messages.by_slot(slot);
             if entry.is_some_and(|entry| entry.is_ended() && entry.number() as u32 == number) {
                 return Some(slot);
             }
-            line.pop_front();
+            fifo.pop_front();
         }
         self.by_ttl.remove(&ttl_ms);
         None
@@ -50,11 +50,11 @@ impl Ends {
 
     /// Puts the first value of this time to live behind the others: it is kept beyond its time.
     pub(crate) fn pass_over(&mut self, ttl_ms: u64) {
-        if let Some(line) = self.by_ttl.get_mut(&ttl_ms)
-            && let Some(first) = line.front()
+        if let Some(fifo) = self.by_ttl.get_mut(&ttl_ms)
+            && let Some(first) = fifo.front()
         {
-            line.pop_front();
-            line.push_back(first);
+            fifo.pop_front();
+            fifo.push_back(first);
         }
     }
 

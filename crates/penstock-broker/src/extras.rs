@@ -5,13 +5,13 @@
 
 use penstock_message::{Extras, SeededState};
 
-use crate::index::Index;
-use crate::slab::Slab;
+use crate::table::slab::Slab;
+use crate::table::slot_index::SlotIndex;
 
 #[derive(Debug, Default)]
 pub(crate) struct SharedExtras {
     all: Slab<Shared>,
-    by_content: Index,
+    by_content: SlotIndex,
     /// The last ones that were set: most often they are set again.
     last: Option<u32>,
     chunks: Vec<Option<Chunk>>,
@@ -37,7 +37,7 @@ const NONE: u32 = u32::MAX;
 impl SharedExtras {
     pub(crate) fn new(hashing: SeededState) -> Self {
         Self {
-            by_content: Index::new(hashing),
+            by_content: SlotIndex::new(hashing),
             ..Self::default()
         }
     }

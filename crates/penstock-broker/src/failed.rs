@@ -12,9 +12,9 @@ use penstock_message::{
 
 use crate::Broker;
 use crate::clock::When;
-use crate::names::Name;
 use crate::records::{ENDED_AT_ONCE, Event, Mark};
 use crate::state::{Ending, State};
+use crate::table::interner::Name;
 use crate::tally::Counted;
 use crate::timers::Timer;
 

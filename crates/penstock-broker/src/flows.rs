@@ -7,10 +7,10 @@ use penstock_faults::planted;
 use crate::active::{Active, Turn};
 use crate::awaited::{Awaited, AwaitedTurn};
 use crate::charges::{Charge, Running};
-use crate::line::Line;
 use crate::messages::{Entry, Handle, Messages};
-use crate::names::Name;
-use crate::table::Table;
+use crate::table::boxed_slab::BoxedSlab;
+use crate::table::fifo::Fifo;
+use crate::table::interner::Name;
 use crate::tasks::Tasks;
 
 /// The flows of one priority.
@@ -58,7 +58,7 @@ pub(crate) struct Flow {
     /// Ready messages that running jobs wait for. They are in the run as well.
     pub(crate) awaited: Option<Box<Awaited>>,
     /// Messages in order of number; some may be stale.
-    run: Line<InRun>,
+    run: Fifo<InRun>,
     /// Number of the last message in the run.
     last_number: u64,
     /// Messages that came back after a younger one had come: taken by number among the others.
@@ -132,7 +132,7 @@ impl Level {
     }
 
     /// Notes that the consumers of the queue can run other tasks than before.
-    pub(crate) fn review(&mut self, flows: &mut Table<Flow>, is_wanted: impl Fn(Name) -> bool) {
+    pub(crate) fn review(&mut self, flows: &mut BoxedSlab<Flow>, is_wanted: impl Fn(Name) -> bool) {
         for slot in &self.flows {
             let flow = &mut flows[*slot];
             let was_wanted = std::mem::replace(&mut flow.is_wanted, is_wanted(flow.key.task));
@@ -154,7 +154,7 @@ impl Level {
     /// something is ready that has begun to be waited for, and of that the deepest goes first.
     pub(crate) fn choose_awaited(
         &self,
-        flows: &Table<Flow>,
+        flows: &BoxedSlab<Flow>,
         can_run: impl Fn(&Flow) -> bool,
     ) -> Option<Choice> {
         let first = |flow: u32| -> Option<AwaitedTurn> { flows[flow].awaited.as_ref()?.first() };
@@ -199,7 +199,7 @@ impl Level {
             flow: active,
             awaited,
         }: Choice,
-        flows: &mut Table<Flow>,
+        flows: &mut BoxedSlab<Flow>,
         messages: &Messages,
         tasks: &Tasks,
         now_ms: u64,
@@ -287,7 +287,7 @@ impl Flow {
             is_wanted,
             waits: false,
             awaited: None,
-            run: Line::default(),
+            run: Fifo::default(),
             last_number: 0,
             running: Running::default(),
             returned: Returned::default(),

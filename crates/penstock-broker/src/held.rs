@@ -8,7 +8,7 @@ use rustc_hash::FxHashMap;
 
 use crate::Broker;
 use crate::messages::State as MessagePlace;
-use crate::names::Name;
+use crate::table::interner::Name;
 
 /// Interval at which such workers are looked at, and the time for which they are left alone at first: what is on its way
 /// arrives meanwhile.

@@ -2,8 +2,8 @@
 
 use penstock_message::MessageId;
 
-use crate::names::Names;
 use crate::records::{Event, RecordReader};
+use crate::table::interner::Interner;
 
 /// A message that a record publishes, moves forward, or copies whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,7 +17,7 @@ pub struct Published {
 /// damaged one may end anywhere, and may be wrong.
 pub fn published_in(record: &[u8]) -> Vec<Published> {
     let mut published = Vec::new();
-    let mut names = Names::default();
+    let mut names = Interner::default();
     let Ok(mut reader) = RecordReader::new(record) else {
         return published;
     };

@@ -17,7 +17,7 @@ use penstock_message::{
 use crate::Position;
 use crate::messages::Handle;
 use crate::records::Growth;
-use crate::slab::Slab;
+use crate::table::slab::Slab;
 
 /// Bytes of the journal for the arrivals of 64 neighbours.
 const ARRIVED_WORD_BYTES: u64 = 10;

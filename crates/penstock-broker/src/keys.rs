@@ -6,12 +6,12 @@ use rustc_hash::FxHashMap;
 
 use crate::Position;
 use crate::effects::Rests;
-use crate::index::Index;
-use crate::line::Line;
 use crate::messages::Handle;
-use crate::names::Name;
 use crate::records::RunHead;
-use crate::slab::Slab;
+use crate::table::fifo::Fifo;
+use crate::table::interner::Name;
+use crate::table::slab::Slab;
+use crate::table::slot_index::SlotIndex;
 use crate::watchers::Watchers;
 
 #[derive(Debug)]
@@ -150,7 +150,7 @@ impl Stored {
 struct Group {
     bytes: u64,
     /// Results in the order of their coming; some may be stale.
-    order: Line<(u32, u64)>,
+    order: Fifo<(u32, u64)>,
     results: usize,
     was_told: bool,
 }
@@ -158,7 +158,7 @@ struct Group {
 #[derive(Debug, Default)]
 pub(crate) struct Keys {
     values: Slab<Stored>,
-    by_key: Index,
+    by_key: SlotIndex,
     results: u64,
     claims: SeededMap<Key, Handle>,
     /// Groups that have results, and groups that a notice named as over the cap.
@@ -172,7 +172,7 @@ pub(crate) struct Keys {
 impl Keys {
     pub(crate) fn new(hashing: SeededState) -> Self {
         Self {
-            by_key: Index::new(hashing),
+            by_key: SlotIndex::new(hashing),
             claims: SeededMap::with_hasher(hashing),
             watchers: Watchers::new(hashing),
             ..Self::default()

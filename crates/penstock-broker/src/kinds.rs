@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 
 use penstock_message::{SeededMap, SeededState};
 
-use crate::names::Name;
+use crate::table::interner::Name;
 use crate::tally::{Counted as What, Counts};
 
 /// All properties of a message that few messages have for themselves.

@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 use penstock_faults::perhaps;
 
 use crate::Position;
-use crate::line::Line;
+use crate::table::fifo::Fifo;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Entity {
@@ -31,8 +31,8 @@ pub(crate) enum Entity {
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
     /// Messages may be millions: their slots, and the number of them that share a base.
-    slots: Line<u32>,
-    bases: Line<Bases>,
+    slots: Fifo<u32>,
+    bases: Fifo<Bases>,
     others: VecDeque<(Position, Entity)>,
     /// Number of entries that are known to be stale: their thing is gone or has a later base.
     stale: usize,

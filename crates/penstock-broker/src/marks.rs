@@ -14,9 +14,9 @@ use crate::Broker;
 use crate::cancels::CANCELLED;
 use crate::endings::Unrun;
 use crate::messages::State as MessagePlace;
-use crate::names::Name;
 use crate::records::{Event, How, Mark, MarkedFor};
 use crate::revivals::REVIVAL_EVENTS;
+use crate::table::interner::Name;
 
 /// Time for which an operation that is over is remembered.
 const REMEMBERED_MS: u64 = 600_000;

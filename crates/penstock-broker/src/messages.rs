@@ -22,14 +22,15 @@ use penstock_message::{
 
 use crate::Position;
 use crate::charges::Charge;
-use crate::clock::{Clock, When};
+use crate::clock::When;
 use crate::effects::Rests;
 use crate::extras::SharedExtras;
-use crate::index::{Hash, Index};
 use crate::kinds::{Kind, KindId, Kinds};
-use crate::names::Name;
 use crate::records::{Grant, How, MessageHead};
-use crate::slab::Slab;
+use crate::table::interner::Name;
+use crate::table::slab::Slab;
+use crate::table::slot_index::{Hash, SlotIndex};
+use crate::table::slot_times::SlotTimes;
 use crate::tally::Counted;
 
 /// A message, by its slot and its number. The slot may be used again; the number never is, and it
@@ -329,12 +330,12 @@ pub(crate) struct Messages {
     entries: Slab<Entry>,
     hot: Slab<Hot>,
     pub(crate) kinds: Kinds,
-    dues: Times,
-    expiries: Times,
+    dues: SlotTimes,
+    expiries: SlotTimes,
     pub(crate) extras: SharedExtras,
-    by_id: Index,
+    by_id: SlotIndex,
     /// Messages that have ended, one for each id.
-    ended: Index,
+    ended: SlotIndex,
     /// Whether messages are entered in `by_id` all at once later.
     puts_off_ids: bool,
     /// Bytes of the bodies in memory, with all that is kept for having them there.
@@ -370,8 +371,8 @@ impl Messages {
         Self {
             kinds: Kinds::new(hashing),
             extras: SharedExtras::new(hashing),
-            by_id: Index::new(hashing),
-            ended: Index::new(hashing),
+            by_id: SlotIndex::new(hashing),
+            ended: SlotIndex::new(hashing),
             ..Self::default()
         }
     }
@@ -1204,8 +1205,12 @@ impl Messages {
         self.extras.assert_counts(with_extras);
         assert_eq!(self.hot.len(), hot, "hot messages");
         assert_eq!(self.resident_bytes, resident_bytes, "bodies in memory");
-        assert_eq!(self.dues.len, dues, "times of delayed messages");
-        assert_eq!(self.expiries.len, expiries, "times of messages that expire");
+        assert_eq!(self.dues.len(), dues, "times of delayed messages");
+        assert_eq!(
+            self.expiries.len(),
+            expiries,
+            "times of messages that expire"
+        );
     }
 }
 
@@ -1214,57 +1219,6 @@ impl std::ops::Index<u32> for Messages {
 
     fn index(&self, slot: u32) -> &Entry {
         &self.entries[slot]
-    }
-}
-
-/// A time for some of the slots, in chunks for those that have neighbours with one.
-#[derive(Debug, Default)]
-struct Times {
-    chunks: Vec<Option<TimesChunk>>,
-    len: usize,
-}
-
-#[derive(Debug)]
-struct TimesChunk {
-    times: Box<[u64; TIMES_CHUNK]>,
-    len: u32,
-}
-
-const TIMES_CHUNK: usize = 256;
-const NO_TIME: u64 = 0;
-
-impl Times {
-    fn get(&self, slot: u32) -> Option<When> {
-        let chunk = self.chunks.get(slot as usize / TIMES_CHUNK)?.as_ref()?;
-        let time = chunk.times[slot as usize % TIMES_CHUNK];
-        let clock = match time & 1 {
-            0 => Clock::Steady,
-            _ => Clock::Wall,
-        };
-        let at = (time >> 1).checked_sub(1)?;
-        Some(When { at, clock })
-    }
-
-    fn set(&mut self, slot: u32, when: Option<When>) {
-        let (index, place) = (slot as usize / TIMES_CHUNK, slot as usize % TIMES_CHUNK);
-        if self.chunks.len() <= index {
-            self.chunks.resize_with(index + 1, || None);
-        }
-        let chunk = self.chunks[index].get_or_insert_with(|| TimesChunk {
-            times: Box::new([NO_TIME; TIMES_CHUNK]),
-            len: 0,
-        });
-        // Times beyond the end of all days are all alike.
-        let time = when.map_or(NO_TIME, |when| {
-            (when.at.min(u64::MAX >> 2) + 1) << 1 | u64::from(when.clock == Clock::Wall)
-        });
-        let was = std::mem::replace(&mut chunk.times[place], time);
-        let (is, was) = (usize::from(time != NO_TIME), usize::from(was != NO_TIME));
-        chunk.len = chunk.len + is as u32 - was as u32;
-        self.len = self.len + is - was;
-        if chunk.len == 0 {
-            self.chunks[index] = None;
-        }
     }
 }
 
@@ -1283,22 +1237,11 @@ mod tests {
     }
 
     #[test]
-    fn a_body_is_found_in_any_record_and_a_time_on_any_clock() {
+    fn a_body_is_found_in_any_record() {
         let at = BodyAt::new((1 << 36) - 1, BodyAt::CAP_BYTES);
         assert_eq!(
             (at.offset(), at.length()),
             ((1 << 36) - 1, BodyAt::CAP_BYTES)
         );
-        let mut times = Times::default();
-        for (slot, clock) in [(0, Clock::Steady), (7_000, Clock::Wall)] {
-            for at in [0, 1, 1_700_000_000_000] {
-                times.set(slot, Some(When { at, clock }));
-                assert_eq!(times.get(slot), Some(When { at, clock }));
-            }
-        }
-        assert_eq!(times.get(1), None);
-        times.set(0, None);
-        times.set(7_000, None);
-        assert!(times.chunks.iter().all(Option::is_none));
     }
 }

@@ -7,9 +7,9 @@ use penstock_message::QueueLimits;
 
 use crate::Position;
 use crate::flows::{Choice, Flow, Level};
-use crate::names::Name;
 use crate::readiness::Readiness;
-use crate::table::Table;
+use crate::table::boxed_slab::BoxedSlab;
+use crate::table::interner::Name;
 use crate::tally::{Step, Tally};
 use crate::task_sets::TaskSets;
 
@@ -219,7 +219,7 @@ impl Queue {
     pub(crate) fn find_active(
         &self,
         tasks: Option<u32>,
-        flows: &Table<Flow>,
+        flows: &BoxedSlab<Flow>,
         sets: &TaskSets,
     ) -> Option<(usize, Choice)> {
         // What takes part can be run by somebody.

@@ -14,20 +14,20 @@ use crate::charges::Charge;
 use crate::flows::{Choice, Flow, FlowKey};
 use crate::kinds::Kind;
 use crate::messages::{Entry, Messages, State};
-use crate::names::{Name, Names};
 use crate::queue::{Queue, Served, Serving, Waiter, is_wanted};
 use crate::readiness::Readiness;
-use crate::table::Table;
+use crate::table::boxed_slab::BoxedSlab;
+use crate::table::interner::{Interner, Name};
 use crate::tally::{self, Counted, Counts, Step};
 use crate::task_sets::TaskSets;
 use crate::tasks::{ByName, Tasks};
 
 #[derive(Debug, Default)]
 pub(crate) struct Queues {
-    all: Table<Queue>,
+    all: BoxedSlab<Queue>,
     pub(crate) by_name: ByName,
     pub(crate) tasks: Tasks,
-    flows: Table<Flow>,
+    flows: BoxedSlab<Flow>,
     by_key: SeededMap<FlowKey, u32>,
     /// Queues and tasks without a timer, by which they are forgotten.
     pub(crate) new: Vec<Forgettable>,
@@ -66,14 +66,14 @@ impl Queues {
     }
 
     #[inline]
-    pub(crate) fn find_or_create(&mut self, name: Name, names: &mut Names) -> u32 {
+    pub(crate) fn find_or_create(&mut self, name: Name, names: &mut Interner) -> u32 {
         match self.find(name) {
             Some(queue) => queue,
             None => self.create(name, names),
         }
     }
 
-    fn create(&mut self, name: Name, names: &mut Names) -> u32 {
+    fn create(&mut self, name: Name, names: &mut Interner) -> u32 {
         let queue = self.all.insert(Queue::new(name, self.now));
         self.by_name.insert(name, queue, names);
         self.new.push(Forgettable::Queue(queue));
@@ -82,7 +82,7 @@ impl Queues {
 
     /// Prepares for a message of the task.
     #[inline]
-    pub(crate) fn know_task(&mut self, name: Name, names: &mut Names) {
+    pub(crate) fn know_task(&mut self, name: Name, names: &mut Interner) {
         let (task, is_new) = self.tasks.find_or_create(name, self.now, names);
         if is_new {
             self.new.push(Forgettable::Task(task));
@@ -127,7 +127,7 @@ impl Queues {
     }
 
     /// Forgets a queue or a task without messages, apart from its counts.
-    pub(crate) fn forget(&mut self, what: Forgettable, names: &mut Names) {
+    pub(crate) fn forget(&mut self, what: Forgettable, names: &mut Interner) {
         match what {
             Forgettable::Queue(index) => self.forget_queue(index, names),
             Forgettable::Task(task) => {
@@ -138,12 +138,12 @@ impl Queues {
         }
     }
 
-    fn forget_queue(&mut self, index: u32, names: &mut Names) {
+    fn forget_queue(&mut self, index: u32, names: &mut Interner) {
         let queue = self.all.remove(index);
         debug_assert!(queue.levels.is_none());
         self.by_name.remove(queue.name, names);
         for task in &queue.rare().told_unknown {
-            names.let_go(*task);
+            names.release(*task);
         }
         if queue.in_ring {
             self.ring.retain(|other| *other != index);

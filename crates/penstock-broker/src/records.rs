@@ -26,7 +26,7 @@ use penstock_message::{
 };
 
 use crate::clock::When;
-use crate::names::Name;
+use crate::table::interner::Name;
 use crate::{Boot, Position};
 
 mod read;

@@ -10,9 +10,9 @@ use crate::connections::cut;
 use crate::endings::CRASHED;
 use crate::joins::Arrival;
 use crate::messages::{Asked, BodyAt, Ended, Handle, State as MessagePlace, UntilStart};
-use crate::numbers::ByNumber;
 use crate::records::{Event, FIRST_VERSION, Failing, JoinProgress, RecordError, RecordReader};
 use crate::state::{Ending, State};
+use crate::table::by_number::SlotsByNumber;
 use crate::timers::Timer;
 use crate::{Broker, BrokerOptions, Now, Position};
 
@@ -28,7 +28,7 @@ pub struct Recovery {
     options: BrokerOptions,
     state: State,
     /// Slot of each message, by its number.
-    slots: ByNumber,
+    slots: SlotsByNumber,
     last: Position,
     epoch: u32,
     clocks: KnownClocks,
@@ -72,7 +72,7 @@ impl Recovery {
         Self {
             options,
             state,
-            slots: ByNumber::default(),
+            slots: SlotsByNumber::default(),
             last: Position(0),
             epoch: 0,
             clocks: KnownClocks::default(),

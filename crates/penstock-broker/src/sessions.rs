@@ -10,7 +10,7 @@ use penstock_message::{Op, Receipt, SeededMap, SeededState, SessionId};
 use rustc_hash::FxHashMap;
 
 use crate::effects::{Effects, Rests};
-use crate::slab::Slab;
+use crate::table::slab::Slab;
 use crate::{ConnId, Position};
 
 /// Number of the last transactions whose exceptional receipts are kept; a client has no more in flight.

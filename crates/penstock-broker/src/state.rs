@@ -23,13 +23,13 @@ use crate::joins::{Amount, Joins};
 use crate::keys::Keys;
 use crate::ledger::{Entity, Ledger};
 use crate::messages::{BodyAt, Handle, LeaseState, Messages, State as MessagePlace};
-use crate::names::{Name, Names};
 use crate::progress::JobsProgress;
 use crate::queue::Service;
 use crate::queues::{Forgettable, Queues};
 use crate::records::{Change, Failing, Grant, Mark, MessageHead, Place};
 use crate::schedules::Schedules;
 use crate::sessions::Sessions;
+use crate::table::interner::{Interner, Name};
 use crate::timers::{Timer, Timers};
 use crate::waits::Waits;
 use crate::workflows::Workflows;
@@ -40,7 +40,7 @@ pub(crate) use joins::Reported;
 
 #[derive(Debug)]
 pub(crate) struct State {
-    pub(crate) names: Names,
+    pub(crate) names: Interner,
     pub(crate) messages: Messages,
     pub(crate) queues: Queues,
     pub(crate) keys: Keys,
@@ -114,7 +114,7 @@ impl State {
     /// `hashing`: of tables whose keys clients choose.
     pub(crate) fn new(hashing: SeededState) -> Self {
         Self {
-            names: Names::new(hashing),
+            names: Interner::new(hashing),
             messages: Messages::new(hashing),
             queues: Queues::new(hashing),
             keys: Keys::new(hashing),

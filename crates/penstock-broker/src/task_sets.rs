@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use penstock_message::{SeededMap, SeededState};
 
-use crate::names::{Name, Names};
-use crate::slab::Slab;
+use crate::table::interner::{Interner, Name};
+use crate::table::slab::Slab;
 
 #[derive(Debug, Default)]
 pub(crate) struct TaskSets {
@@ -33,7 +33,7 @@ impl TaskSets {
     }
 
     /// Returns the set of these tasks of the app, which has one user more.
-    pub(crate) fn take(&mut self, app: &str, mut tasks: Vec<Name>, names: &mut Names) -> u32 {
+    pub(crate) fn take(&mut self, app: &str, mut tasks: Vec<Name>, names: &mut Interner) -> u32 {
         tasks.sort_unstable();
         tasks.dedup();
         let tasks: AppTasks = (app.into(), tasks.into());
@@ -51,13 +51,13 @@ impl TaskSets {
     }
 
     /// Returns the set of the same tasks of another app, which has one user more.
-    pub(crate) fn take_for(&mut self, app: &str, set: u32, names: &mut Names) -> u32 {
+    pub(crate) fn take_for(&mut self, app: &str, set: u32, names: &mut Interner) -> u32 {
         let tasks = self.sets[set].tasks.1.to_vec();
         self.take(app, tasks, names)
     }
 
     /// Removes a user of the set.
-    pub(crate) fn give(&mut self, set: Option<u32>, names: &mut Names) {
+    pub(crate) fn give(&mut self, set: Option<u32>, names: &mut Interner) {
         let Some(set) = set else {
             return;
         };
@@ -65,7 +65,7 @@ impl TaskSets {
         if self.sets[set].users == 0 {
             let TaskSet { tasks, .. } = self.sets.remove(set);
             self.by_tasks.remove(&tasks);
-            tasks.1.iter().for_each(|task| names.let_go(*task));
+            tasks.1.iter().for_each(|task| names.release(*task));
         }
     }
 
@@ -115,7 +115,7 @@ mod tests {
     #[test]
     fn tasks_of_two_apps_that_are_called_alike_are_found() {
         let mut sets = TaskSets::default();
-        let mut names = Names::default();
+        let mut names = Interner::default();
         let [one, two, three] = ["one", "two", "three"].map(|text| names.intern(text));
         let shop = sets.take("shop", vec![one, two], &mut names);
         let mail = sets.take("mail", vec![two, three], &mut names);
@@ -133,7 +133,7 @@ mod tests {
     #[test]
     fn equal_lists_are_one_set_for_as_long_as_anybody_has_it() {
         let mut sets = TaskSets::default();
-        let mut names = Names::default();
+        let mut names = Interner::default();
         let [one, two, three] = ["one", "two", "three"].map(|text| names.intern(text));
         let first = sets.take("app", vec![two, one, two], &mut names);
         assert_eq!(sets.take("app", vec![one, two], &mut names), first);

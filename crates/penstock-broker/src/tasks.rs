@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use crate::names::{Name, Names};
-use crate::table::Table;
+use crate::table::boxed_slab::BoxedSlab;
+use crate::table::interner::{Interner, Name};
 use crate::tally::{Step, Tally};
 
 /// Expected cost of a run before any has been measured.
@@ -57,7 +57,7 @@ impl ByName {
         slot.map(|slot| slot.get() - 1)
     }
 
-    pub(crate) fn insert(&mut self, name: Name, slot: u32, names: &mut Names) {
+    pub(crate) fn insert(&mut self, name: Name, slot: u32, names: &mut Interner) {
         if self.slots.len() <= name.index() {
             self.slots.resize(name.index() + 1, None);
         }
@@ -66,17 +66,17 @@ impl ByName {
         names.hold(name);
     }
 
-    pub(crate) fn remove(&mut self, name: Name, names: &mut Names) {
+    pub(crate) fn remove(&mut self, name: Name, names: &mut Interner) {
         self.slots[name.index()] = None;
         self.in_order.remove(names.text(name));
-        names.let_go(name);
+        names.release(name);
     }
 }
 
 /// Every task that a message is of, or that was in use of late.
 #[derive(Debug, Default)]
 pub(crate) struct Tasks {
-    pub(crate) all: Table<Task>,
+    pub(crate) all: BoxedSlab<Task>,
     pub(crate) by_name: ByName,
 }
 
@@ -91,7 +91,7 @@ impl Tasks {
         &mut self,
         name: Name,
         now: Step,
-        names: &mut Names,
+        names: &mut Interner,
     ) -> (u32, bool) {
         if let Some(task) = self.find(name) {
             return (task, false);
@@ -105,7 +105,7 @@ impl Tasks {
         (task, true)
     }
 
-    pub(crate) fn remove(&mut self, task: u32, names: &mut Names) -> Task {
+    pub(crate) fn remove(&mut self, task: u32, names: &mut Interner) -> Task {
         let task = self.all.remove(task);
         self.by_name.remove(task.name, names);
         task

@@ -10,13 +10,13 @@
 
 use penstock_message::{Key, SeededState};
 
-use crate::index::Index;
-use crate::slab::Slab;
+use crate::table::slab::Slab;
+use crate::table::slot_index::SlotIndex;
 
 #[derive(Debug, Default)]
 pub(crate) struct Watchers {
     keys: Slab<Watched>,
-    by_key: Index,
+    by_key: SlotIndex,
     links: Vec<Vec<Link>>,
 }
 
@@ -43,7 +43,7 @@ struct Link {
 impl Watchers {
     pub(crate) fn new(hashing: SeededState) -> Self {
         Self {
-            by_key: Index::new(hashing),
+            by_key: SlotIndex::new(hashing),
             ..Self::default()
         }
     }

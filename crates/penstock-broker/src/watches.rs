@@ -152,7 +152,7 @@ mod tests {
     use penstock_message::{DEFAULT_PRIORITY, Durability, Message, MessageId, Op, SessionId, Tx};
 
     use super::*;
-    use crate::slab::looks;
+    use crate::table::slab::looks;
     use crate::{BrokerOptions, Input, Now, Position, Recovery};
 
     const NOW: Now = Now {

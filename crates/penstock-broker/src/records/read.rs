@@ -17,7 +17,7 @@ use super::{
 };
 use crate::Boot;
 use crate::clock::{Clock, When};
-use crate::names::{Name, Names};
+use crate::table::interner::{Interner, Name};
 
 const STATUSES: [ValueStatus; 9] = [
     ValueStatus::Succeeded,
@@ -89,7 +89,7 @@ impl<'a> RecordReader<'a> {
     }
 
     /// Reads the next event; `None` at the end.
-    pub(crate) fn next(&mut self, names: &mut Names) -> Result<Option<Event<'a>>, RecordError> {
+    pub(crate) fn next(&mut self, names: &mut Interner) -> Result<Option<Event<'a>>, RecordError> {
         if self.at == self.bytes.len() {
             return Ok(None);
         }
@@ -367,7 +367,7 @@ impl<'a> RecordReader<'a> {
         Ok(Some(event))
     }
 
-    fn head(&mut self, names: &mut Names) -> Result<Head<'a>, RecordError> {
+    fn head(&mut self, names: &mut Interner) -> Result<Head<'a>, RecordError> {
         let flags = self.byte()?;
         let has = |flag| flags & flag != 0;
         let number = self.number()?;
@@ -436,7 +436,7 @@ impl<'a> RecordReader<'a> {
 
     pub(super) fn rare(
         &mut self,
-        names: &mut Names,
+        names: &mut Interner,
         [generation, attempts_before]: [&mut u32; 2],
     ) -> Result<(Option<Extras>, Option<Failing<'a>>), RecordError> {
         let at = self.at;
@@ -566,7 +566,7 @@ impl<'a> RecordReader<'a> {
         })
     }
 
-    fn failure(&mut self, names: &mut Names) -> Result<Failing<'a>, RecordError> {
+    fn failure(&mut self, names: &mut Interner) -> Result<Failing<'a>, RecordError> {
         let at = self.at;
         let flags = self.byte()?;
         if flags & !(failed::CRASHED | failed::DISPLACED | failed::NOTE) != 0 {
@@ -591,7 +591,7 @@ impl<'a> RecordReader<'a> {
         })
     }
 
-    fn mark(&mut self, names: &mut Names) -> Result<Mark, RecordError> {
+    fn mark(&mut self, names: &mut Interner) -> Result<Mark, RecordError> {
         let number = self.varint()?;
         let at = self.at;
         let what = self.byte()?;
@@ -657,7 +657,7 @@ impl<'a> RecordReader<'a> {
         })
     }
 
-    fn kept_ends(&mut self, names: &mut Names) -> Result<KeptEnds<'a>, RecordError> {
+    fn kept_ends(&mut self, names: &mut Interner) -> Result<KeptEnds<'a>, RecordError> {
         let at = self.at;
         let how = *How::ALL
             .get(usize::from(self.byte()?))
@@ -885,7 +885,7 @@ impl<'a> RecordReader<'a> {
         Ok(u64::from_le_bytes(*bytes))
     }
 
-    fn change(&mut self, names: &mut Names) -> Result<Change<'a>, RecordError> {
+    fn change(&mut self, names: &mut Interner) -> Result<Change<'a>, RecordError> {
         let flags = self.byte()?;
         let has = |flag| flags & flag != 0;
         Ok(Change {
@@ -1128,7 +1128,7 @@ impl<'a> RecordReader<'a> {
         })
     }
 
-    fn name(&mut self, names: &mut Names) -> Result<Name, RecordError> {
+    fn name(&mut self, names: &mut Interner) -> Result<Name, RecordError> {
         let at = self.at;
         let place = self.varint()?;
         if place == 0 {

@@ -10,7 +10,7 @@ use super::{
     RecordError, RecordReader, RecordWriter, ScheduleHead, ScheduleProgress, fired, planned,
     scheduled,
 };
-use crate::names::Names;
+use crate::table::interner::Interner;
 
 impl RecordWriter {
     pub(super) fn schedule_name(&mut self, schedule: &ScheduleName) {
@@ -18,7 +18,7 @@ impl RecordWriter {
         self.text(&schedule.name);
     }
 
-    pub(super) fn schedule_head(&mut self, names: &Names, head: &ScheduleHead) {
+    pub(super) fn schedule_head(&mut self, names: &Interner, head: &ScheduleHead) {
         let mut flags = 0;
         for (flag, is_set) in [
             (scheduled::DECLARED, head.declared.is_some()),
@@ -49,8 +49,8 @@ impl RecordWriter {
         }
     }
 
-    fn plan(&mut self, names: &Names, plan: &SchedulePlan) {
-        let ScheduleTiming {
+    fn plan(&mut self, names: &Interner, plan: &Plan) {
+        let Timing {
             rhythm,
             zone,
             jitter_ms,
@@ -150,7 +150,10 @@ impl RecordReader<'_> {
         })
     }
 
-    pub(super) fn schedule_head(&mut self, names: &mut Names) -> Result<ScheduleHead, RecordError> {
+    pub(super) fn schedule_head(
+        &mut self,
+        names: &mut Interner,
+    ) -> Result<ScheduleHead, RecordError> {
         let flags = self.flags("schedule", scheduled::KNOWN)?;
         let has = |flag| flags & flag != 0;
         let anchor = self.difference(self.time)?;
@@ -187,7 +190,7 @@ impl RecordReader<'_> {
         })
     }
 
-    fn plan(&mut self, names: &mut Names) -> Result<SchedulePlan, RecordError> {
+    fn plan(&mut self, names: &mut Interner) -> Result<Plan, RecordError> {
         let at = self.at;
         let rhythm = match self.byte()? {
             0 => Rhythm::Cron(self.text()?.to_owned()),

@@ -9,7 +9,7 @@ use penstock_message::{
 
 use super::*;
 use crate::clock::Clock;
-use crate::names::Names;
+use crate::table::interner::Interner;
 
 /// An event owns what it refers to, so that a list of them can be made from nothing.
 fn event() -> impl Strategy<Value = Event<'static>> {
@@ -459,13 +459,13 @@ fn schedules() -> impl Strategy<Value = Event<'static>> {
 }
 
 /// Returns the same names each time.
-fn names() -> (Names, Vec<Name>) {
-    let mut names = Names::default();
+fn names() -> (Interner, Vec<Name>) {
+    let mut names = Interner::default();
     let all = ["default", "mail", "shop.mail.send", "", "dead", "ü"].map(|text| names.intern(text));
     (names, all.to_vec())
 }
 
-fn written(names: &Names, events: &[Event<'_>]) -> Vec<u8> {
+fn written(names: &Interner, events: &[Event<'_>]) -> Vec<u8> {
     let mut writer = RecordWriter::default();
     writer.stamp(3, 1_700_000_000_000);
     for event in events {
@@ -474,7 +474,7 @@ fn written(names: &Names, events: &[Event<'_>]) -> Vec<u8> {
     writer.take()
 }
 
-fn read<'a>(bytes: &'a [u8], names: &mut Names) -> Result<Vec<Event<'a>>, RecordError> {
+fn read<'a>(bytes: &'a [u8], names: &mut Interner) -> Result<Vec<Event<'a>>, RecordError> {
     let mut reader = RecordReader::new(bytes)?;
     let mut events = Vec::new();
     while let Some(event) = reader.next(names)? {
@@ -520,7 +520,7 @@ proptest! {
 
 #[test]
 fn a_newer_version_and_a_newer_event_are_told_apart_from_damage() {
-    let mut names = Names::default();
+    let mut names = Interner::default();
     assert_eq!(
         read(&[3, 0, 0], &mut names),
         Err(RecordError::UnknownVersion(3))
@@ -596,7 +596,7 @@ fn the_golden_records_have_every_kind_of_event() {
         for line in records.lines().filter(|line| *line != "reclaimed") {
             let digits = |at| u8::from_str_radix(&line[at..at + 2], 16).unwrap();
             let bytes: Vec<u8> = (0..line.len()).step_by(2).map(digits).collect();
-            let mut names = Names::default();
+            let mut names = Interner::default();
             let mut reader = RecordReader::new(&bytes).unwrap();
             loop {
                 let begin = reader.at();

@@ -11,7 +11,7 @@ use super::{
     has, join, later, limited, marked, moved, opened, stored, tag,
 };
 use crate::clock::When;
-use crate::names::{Name, Names};
+use crate::table::interner::{Interner, Name};
 
 /// Events of one record on their way into bytes.
 #[derive(Debug, Default)]
@@ -54,7 +54,7 @@ impl RecordWriter {
         std::mem::replace(&mut self.bytes, Vec::with_capacity(capacity))
     }
 
-    pub(crate) fn push(&mut self, names: &Names, event: &Event<'_>) {
+    pub(crate) fn push(&mut self, names: &Interner, event: &Event<'_>) {
         if self.bytes.is_empty() {
             self.begin();
         }
@@ -488,7 +488,7 @@ impl RecordWriter {
 
     fn head(
         &mut self,
-        names: &Names,
+        names: &Interner,
         head: &MessageHead,
         extras: Option<&Extras>,
         failure: Option<&Failing<'_>>,
@@ -679,7 +679,7 @@ impl RecordWriter {
 
     pub(super) fn rare(
         &mut self,
-        names: &Names,
+        names: &Interner,
         [generation, attempts_before]: [u32; 2],
         extras: Option<&Extras>,
         failure: Option<&Failing<'_>>,
@@ -792,7 +792,7 @@ impl RecordWriter {
         }
     }
 
-    fn failure(&mut self, names: &Names, failure: &Failing<'_>) {
+    fn failure(&mut self, names: &Interner, failure: &Failing<'_>) {
         let mut flags = 0;
         for (flag, is_set) in [
             (failed::CRASHED, failure.crashed),
@@ -814,7 +814,7 @@ impl RecordWriter {
         self.difference(failure.at, self.time);
     }
 
-    fn mark(&mut self, names: &Names, mark: &Mark) {
+    fn mark(&mut self, names: &Interner, mark: &Mark) {
         self.varint(mark.number);
         match mark.workflow {
             None => self.tag(mark.what as u8),
@@ -868,7 +868,7 @@ impl RecordWriter {
         }
     }
 
-    fn change(&mut self, names: &Names, change: &Change<'_>) {
+    fn change(&mut self, names: &Interner, change: &Change<'_>) {
         let mut flags = 0;
         for (flag, is_set) in [
             (moved::DUE, change.due.is_some()),
@@ -1020,7 +1020,7 @@ impl RecordWriter {
     }
 
     /// Writes zero and the text, the first time; then its place, from 1.
-    fn name(&mut self, names: &Names, name: Name) {
+    fn name(&mut self, names: &Interner, name: Name) {
         if self.spelled.len() <= name.index() {
             self.spelled.resize(name.index() + 1, (0, 0));
         }

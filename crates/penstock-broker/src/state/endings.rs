@@ -9,8 +9,8 @@ use crate::clock::When;
 use crate::joins::Arrival;
 use crate::ledger::Entity;
 use crate::messages::{Ended, Failure, State as MessagePlace};
-use crate::names::Name;
 use crate::records::{Failing, How, KeptEnd, KeptEnds, RunHead};
+use crate::table::interner::Name;
 use crate::timers::Timer;
 
 /// Ways in which a message ends.
@@ -137,7 +137,7 @@ impl State {
         if has_rare_fields {
             self.free_claim(slot);
             if let Some(failure) = self.messages.failure(slot) {
-                self.names.let_go(failure.class);
+                self.names.release(failure.class);
             }
         }
         let removed = self.messages.remove(slot);
@@ -159,7 +159,7 @@ impl State {
         self.free_claim(slot);
         self.live_bytes -= self.messages.journal_bytes(slot);
         if let Some(failure) = self.messages.failure(slot) {
-            self.names.let_go(failure.class);
+            self.names.release(failure.class);
         }
         self.names.hold(ended.reason);
         self.messages.end(slot, ended);
@@ -200,7 +200,7 @@ impl State {
     }
 
     pub(super) fn remove_ended(&mut self, slot: u32) {
-        self.names.let_go(self.messages.ended(slot).reason);
+        self.names.release(self.messages.ended(slot).reason);
         self.live_bytes -= self.messages.remove_ended(slot);
         self.ledger.abandon();
         self.ends.forget_one();
@@ -291,7 +291,7 @@ impl State {
         self.count_retry(slot);
         self.live_bytes -= self.messages.journal_bytes(slot);
         if let Some(failure) = self.messages.failure(slot) {
-            self.names.let_go(failure.class);
+            self.names.release(failure.class);
         }
         self.messages.set_failure(slot, None);
         self.messages.set_suspects(slot, 0);

@@ -7,8 +7,8 @@ use crate::clock::{Clock, When};
 use crate::keys::{NEVER, Stored};
 use crate::ledger::Entity;
 use crate::messages::{Handle, UntilStart};
-use crate::names::Name;
 use crate::records::RunHead;
+use crate::table::interner::Name;
 use crate::timers::Timer;
 
 impl State {
@@ -72,9 +72,9 @@ impl State {
         if let Some(stored) = self.keys.remove(key) {
             self.live_bytes -= stored.bytes();
             self.ledger.abandon();
-            self.names.let_go(stored.group);
+            self.names.release(stored.group);
             if let Some(run) = stored.run {
-                self.names.let_go(run.head().queue);
+                self.names.release(run.head().queue);
             }
             if stored.expires_at().is_some() {
                 self.timers.abandon(Clock::Steady);

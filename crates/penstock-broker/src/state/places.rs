@@ -6,11 +6,11 @@ use super::{Adjust, MARK_BYTES, State};
 use crate::clock::When;
 use crate::ledger::Entity;
 use crate::messages::{Handle, State as MessagePlace};
-use crate::names::Name;
 use crate::near::near_at;
 use crate::queue::Service;
 use crate::queues::Forgettable;
 use crate::records::{How, Mark, MarkedFor};
+use crate::table::interner::Name;
 use crate::timers::Timer;
 
 impl State {
@@ -19,7 +19,7 @@ impl State {
         let base = self.position;
         mark.names().for_each(|name| self.names.hold(name));
         if let Some((was, _)) = self.marks.insert(mark.number, (mark, base)) {
-            was.names().for_each(|name| self.names.let_go(name));
+            was.names().for_each(|name| self.names.release(name));
             self.ledger.abandon();
         } else {
             self.live_bytes += MARK_BYTES;
@@ -44,7 +44,7 @@ impl State {
         };
         self.live_bytes -= MARK_BYTES;
         self.ledger.abandon();
-        mark.names().for_each(|name| self.names.let_go(name));
+        mark.names().for_each(|name| self.names.release(name));
         if mark.what == MarkedFor::Purge
             && let Some(queue) = mark.queue.and_then(|name| self.queues.find(name))
             && self.queues[queue].rare().purge_before == mark.before
@@ -134,7 +134,7 @@ impl State {
         queue.told_unknown.retain(|task| {
             let waits = unknown.contains(task);
             if !waits {
-                self.names.let_go(*task);
+                self.names.release(*task);
             }
             waits
         });

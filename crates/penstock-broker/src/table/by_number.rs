@@ -8,11 +8,11 @@ const NONE: u32 = u32::MAX;
 const RUN: u64 = 16;
 
 #[derive(Debug, Default)]
-pub(crate) struct ByNumber {
+pub(crate) struct SlotsByNumber {
     runs: FxHashMap<u64, [u32; RUN as usize]>,
 }
 
-impl ByNumber {
+impl SlotsByNumber {
     pub(crate) fn of(&self, number: u64) -> Option<u32> {
         let run = self.runs.get(&(number / RUN))?;
         Some(run[(number % RUN) as usize]).filter(|slot| *slot != NONE)
@@ -39,7 +39,7 @@ mod tests {
 
     #[test]
     fn a_number_is_found_until_it_is_taken_and_leaves_nothing_behind() {
-        let mut slots = ByNumber::default();
+        let mut slots = SlotsByNumber::default();
         let numbers = (0..100).chain([1 << 40, u64::MAX]);
         for (slot, number) in numbers.clone().enumerate() {
             slots.put(number, slot as u32);

@@ -33,7 +33,7 @@ pub(crate) mod looks {
 
 #[derive(Debug)]
 pub(crate) struct Slab<T> {
-    chunks: Vec<Chunk<T>>,
+    chunks: Vec<SlabChunk<T>>,
     /// Chunk of the next entry, as long as there is room.
     current: u32,
     /// Chunks with room, but for those that hold nothing at all.
@@ -44,15 +44,15 @@ pub(crate) struct Slab<T> {
 }
 
 #[derive(Debug)]
-struct Chunk<T> {
-    slots: Vec<Slot<T>>,
+struct SlabChunk<T> {
+    slots: Vec<SlabSlot<T>>,
     used: u32,
     /// First free slot of this chunk, or `NONE`.
     first_free: u32,
 }
 
 #[derive(Debug)]
-enum Slot<T> {
+enum SlabSlot<T> {
     Full(T),
     /// The next free slot of the chunk, or `NONE`.
     Free(u32),
@@ -70,7 +70,7 @@ impl<T> Default for Slab<T> {
     }
 }
 
-impl<T> Chunk<T> {
+impl<T> SlabChunk<T> {
     fn new() -> Self {
         Self {
             slots: Vec::new(),
@@ -86,7 +86,7 @@ impl<T> Chunk<T> {
 
 impl<T> Slab<T> {
     const CHUNK_BITS: u32 = {
-        let slots = CHUNK_BYTES / size_of::<Slot<T>>();
+        let slots = CHUNK_BYTES / size_of::<SlabSlot<T>>();
         if slots < 2 { 1 } else { slots.ilog2() }
     };
     const CHUNK_SLOTS: usize = 1 << Self::CHUNK_BITS;
@@ -107,14 +107,14 @@ impl<T> Slab<T> {
                 // The first chunk grows with its use: most tables stay small.
                 chunk.slots.reserve_exact(Self::CHUNK_SLOTS);
             }
-            chunk.slots.push(Slot::Full(entry));
+            chunk.slots.push(SlabSlot::Full(entry));
             chunk.slots.len() as u32 - 1
         } else {
             let place = chunk.first_free;
             let slot = &mut chunk.slots[place as usize];
-            match std::mem::replace(slot, Slot::Full(entry)) {
-                Slot::Free(next) => chunk.first_free = next,
-                Slot::Full(_) => panic!("slot {place} is on the free list and full"),
+            match std::mem::replace(slot, SlabSlot::Full(entry)) {
+                SlabSlot::Free(next) => chunk.first_free = next,
+                SlabSlot::Full(_) => panic!("slot {place} is on the free list and full"),
             }
             place
         };
@@ -136,7 +136,7 @@ impl<T> Slab<T> {
                     index < (NONE >> Self::CHUNK_BITS) as usize,
                     "the table is full"
                 );
-                self.chunks.push(Chunk::new());
+                self.chunks.push(SlabChunk::new());
                 index as u32
             });
             self.roomy.insert(index);
@@ -148,8 +148,8 @@ impl<T> Slab<T> {
     pub(crate) fn remove(&mut self, slot: u32) -> T {
         let (index, place) = Self::place(slot);
         let chunk = &mut self.chunks[index];
-        let free = Slot::Free(chunk.first_free);
-        let Slot::Full(entry) = std::mem::replace(&mut chunk.slots[place], free) else {
+        let free = SlabSlot::Free(chunk.first_free);
+        let SlabSlot::Full(entry) = std::mem::replace(&mut chunk.slots[place], free) else {
             panic!("slot {slot} was freed before");
         };
         if !chunk.has_room() {
@@ -160,7 +160,7 @@ impl<T> Slab<T> {
         self.len -= 1;
         // The one in use stays, so that a table that is empty now and then costs no allocation.
         if chunk.used == 0 && index as u32 != self.current {
-            *chunk = Chunk::new();
+            *chunk = SlabChunk::new();
             self.roomy.remove(&(index as u32));
             self.vacant.insert(index as u32);
         }
@@ -170,7 +170,7 @@ impl<T> Slab<T> {
     pub(crate) fn get(&self, slot: u32) -> Option<&T> {
         let (index, place) = Self::place(slot);
         match self.chunks.get(index)?.slots.get(place) {
-            Some(Slot::Full(entry)) => Some(entry),
+            Some(SlabSlot::Full(entry)) => Some(entry),
             _ => None,
         }
     }
@@ -178,7 +178,7 @@ impl<T> Slab<T> {
     pub(crate) fn get_mut(&mut self, slot: u32) -> Option<&mut T> {
         let (index, place) = Self::place(slot);
         match self.chunks.get_mut(index)?.slots.get_mut(place) {
-            Some(Slot::Full(entry)) => Some(entry),
+            Some(SlabSlot::Full(entry)) => Some(entry),
             _ => None,
         }
     }
@@ -197,8 +197,10 @@ impl<T> Slab<T> {
                 #[cfg(test)]
                 looks::add();
                 match entry {
-                    Slot::Full(entry) => Some(((index << Self::CHUNK_BITS | place) as u32, entry)),
-                    Slot::Free(_) => None,
+                    SlabSlot::Full(entry) => {
+                        Some(((index << Self::CHUNK_BITS | place) as u32, entry))
+                    }
+                    SlabSlot::Free(_) => None,
                 }
             })
         })
@@ -210,8 +212,8 @@ impl<T> Slab<T> {
             #[cfg(test)]
             looks::add();
             match entry {
-                Slot::Full(entry) => Some(entry),
-                Slot::Free(_) => None,
+                SlabSlot::Full(entry) => Some(entry),
+                SlabSlot::Free(_) => None,
             }
         })
     }
@@ -226,7 +228,7 @@ impl<T> Slab<T> {
     /// Returns the bytes that an entry takes, whether its slot is free or not.
     #[cfg(test)]
     pub(crate) const fn slot_bytes() -> usize {
-        size_of::<Slot<T>>()
+        size_of::<SlabSlot<T>>()
     }
 }
 
@@ -236,8 +238,8 @@ impl<T> std::ops::Index<u32> for Slab<T> {
     fn index(&self, slot: u32) -> &T {
         let (index, place) = Self::place(slot);
         match &self.chunks[index].slots[place] {
-            Slot::Full(entry) => entry,
-            Slot::Free(_) => panic!("slot {slot} is free"),
+            SlabSlot::Full(entry) => entry,
+            SlabSlot::Free(_) => panic!("slot {slot} is free"),
         }
     }
 }
@@ -246,8 +248,8 @@ impl<T> std::ops::IndexMut<u32> for Slab<T> {
     fn index_mut(&mut self, slot: u32) -> &mut T {
         let (index, place) = Self::place(slot);
         match &mut self.chunks[index].slots[place] {
-            Slot::Full(entry) => entry,
-            Slot::Free(_) => panic!("slot {slot} is free"),
+            SlabSlot::Full(entry) => entry,
+            SlabSlot::Free(_) => panic!("slot {slot} is free"),
         }
     }
 }

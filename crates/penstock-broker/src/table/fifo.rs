@@ -6,14 +6,14 @@ use std::collections::VecDeque;
 const CHUNK: usize = 4096;
 
 #[derive(Debug)]
-pub(crate) struct Line<T> {
+pub(crate) struct Fifo<T> {
     chunks: VecDeque<Vec<T>>,
     /// Number of entries of the first chunk that are gone.
     gone: usize,
     len: usize,
 }
 
-impl<T> Default for Line<T> {
+impl<T> Default for Fifo<T> {
     fn default() -> Self {
         Self {
             chunks: VecDeque::new(),
@@ -23,7 +23,7 @@ impl<T> Default for Line<T> {
     }
 }
 
-impl<T: Copy> Line<T> {
+impl<T: Copy> Fifo<T> {
     pub(crate) fn len(&self) -> usize {
         self.len
     }
@@ -103,27 +103,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_keeps_its_order_over_chunks_and_gives_them_back() {
-        let mut line = Line::default();
+    fn a_fifo_keeps_its_order_over_chunks_and_frees_them() {
+        let mut fifo = Fifo::default();
         let mut next = 0;
         for round in 0..5 {
             for item in 0..10_000_u32 {
-                line.push_back(round * 10_000 + item);
+                fifo.push_back(round * 10_000 + item);
             }
             for _ in 0..9_000 {
-                assert_eq!(line.front(), Some(next));
-                assert_eq!(line.pop_front(), Some(next));
+                assert_eq!(fifo.front(), Some(next));
+                assert_eq!(fifo.pop_front(), Some(next));
                 next += 1;
             }
         }
-        assert_eq!(line.len(), 5_000);
-        assert!(line.iter().eq(next..50_000));
-        assert_eq!(line.back_mut().copied(), Some(49_999));
-        line.retain(|item| item % 2 == 0);
-        assert!(line.iter().eq((next..50_000).filter(|item| item % 2 == 0)));
-        while line.pop_front().is_some() {}
+        assert_eq!(fifo.len(), 5_000);
+        assert!(fifo.iter().eq(next..50_000));
+        assert_eq!(fifo.back_mut().copied(), Some(49_999));
+        fifo.retain(|item| item % 2 == 0);
+        assert!(fifo.iter().eq((next..50_000).filter(|item| item % 2 == 0)));
+        while fifo.pop_front().is_some() {}
         assert_eq!(
-            (line.chunks.len(), line.front(), line.is_empty()),
+            (fifo.chunks.len(), fifo.front(), fifo.is_empty()),
             (1, None, true)
         );
     }

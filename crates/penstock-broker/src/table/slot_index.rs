@@ -15,13 +15,13 @@ const SHARDS: usize = 256;
 const SMALL: usize = 256;
 
 #[derive(Debug)]
-pub(crate) struct Index {
+pub(crate) struct SlotIndex {
     hashing: SeededState,
-    shards: Vec<HashTable<Place>>,
+    shards: Vec<HashTable<IndexEntry>>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct IndexEntry {
     hash: Hash,
     slot: u32,
 }
@@ -29,7 +29,7 @@ struct Place {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Hash(u32);
 
-impl Default for Index {
+impl Default for SlotIndex {
     fn default() -> Self {
         Self::new(SeededState::default())
     }
@@ -58,7 +58,7 @@ fn share(shard: usize, all: usize) -> usize {
     all * (2 * SHARDS + 2 * shard) / (3 * SHARDS * SHARDS)
 }
 
-impl Index {
+impl SlotIndex {
     pub(crate) fn new(hashing: SeededState) -> Self {
         Self {
             hashing,
@@ -87,14 +87,14 @@ impl Index {
 
     pub(crate) fn find(&self, hash: Hash, is_it: impl Fn(u32) -> bool) -> Option<u32> {
         let shard = &self.shards[hash.shard()];
-        let found = shard.find(hash.spread(), is_place(hash, is_it))?;
+        let found = shard.find(hash.spread(), is_entry(hash, is_it))?;
         Some(found.slot)
     }
 
     /// Inserts a slot. The caller knows that there is none yet.
     pub(crate) fn insert(&mut self, hash: Hash, slot: u32) {
         let shard = &mut self.shards[hash.shard()];
-        shard.insert_unique(hash.spread(), Place { hash, slot }, |place| {
+        shard.insert_unique(hash.spread(), IndexEntry { hash, slot }, |place| {
             place.hash.spread()
         });
     }
@@ -107,13 +107,13 @@ impl Index {
         is_it: impl Fn(u32) -> bool,
     ) -> Option<u32> {
         let shard = &mut self.shards[hash.shard()];
-        let found = shard.find_mut(hash.spread(), is_place(hash, is_it))?;
+        let found = shard.find_mut(hash.spread(), is_entry(hash, is_it))?;
         Some(std::mem::replace(&mut found.slot, slot))
     }
 
     pub(crate) fn remove(&mut self, hash: Hash, is_it: impl Fn(u32) -> bool) -> Option<u32> {
         let shard = &mut self.shards[hash.shard()];
-        let found = shard.find_entry(hash.spread(), is_place(hash, is_it));
+        let found = shard.find_entry(hash.spread(), is_entry(hash, is_it));
         let (place, _) = found.ok()?.remove();
         if shard.capacity() > SMALL && shard.len() < shard.capacity() / 8 {
             shard.shrink_to(2 * shard.len(), |place| place.hash.spread());
@@ -122,7 +122,7 @@ impl Index {
     }
 }
 
-fn is_place(hash: Hash, is_it: impl Fn(u32) -> bool) -> impl Fn(&Place) -> bool {
+fn is_entry(hash: Hash, is_it: impl Fn(u32) -> bool) -> impl Fn(&IndexEntry) -> bool {
     move |place| place.hash == hash && is_it(place.slot)
 }
 
@@ -132,7 +132,7 @@ mod tests {
 
     #[test]
     fn an_index_that_grows_moves_little_at_a_time() {
-        let mut index = Index::default();
+        let mut index = SlotIndex::default();
         let mut capacities = vec![0; SHARDS];
         let (mut moved, mut most) = (0, 0);
         for slot in 0..400_000 {
@@ -157,14 +157,14 @@ mod tests {
 
     #[test]
     fn an_index_finds_what_it_holds_and_shrinks_with_it() {
-        let mut index = Index::default();
+        let mut index = SlotIndex::default();
         let count = 200_000;
         let name = |slot: u32| u64::from(slot) * 3;
         for slot in 0..count {
             index.insert(index.hash(name(slot)), slot);
         }
         let capacity =
-            |index: &Index| -> usize { index.shards.iter().map(HashTable::capacity).sum() };
+            |index: &SlotIndex| -> usize { index.shards.iter().map(HashTable::capacity).sum() };
         let full = capacity(&index);
         assert!(full < 3 * count as usize, "{full} places for {count} slots");
         for (place, shard) in index.shards.iter().enumerate() {

@@ -27,7 +27,7 @@ impl Name {
 /// Names are counted by what holds them: queues, tasks, values, reasons, classes of failures, sets of tasks, marks.
 /// A name that is only in use while an input is handled need not be held, for names go when that is over.
 #[derive(Debug, Default)]
-pub(crate) struct Names {
+pub(crate) struct Interner {
     /// As bytes, which take a step less to hash than a text does.
     by_text: SeededMap<Arc<[u8]>, Name>,
     texts: Vec<Option<Arc<str>>>,
@@ -50,7 +50,7 @@ fn recent_place(text: &str) -> usize {
     (text.len() + usize::from(last)) % RECENT
 }
 
-impl Names {
+impl Interner {
     pub(crate) fn new(hashing: SeededState) -> Self {
         Self {
             by_text: SeededMap::with_hasher(hashing),
@@ -113,7 +113,7 @@ impl Names {
     }
 
     /// Removes a holder of the name.
-    pub(crate) fn let_go(&mut self, name: Name) {
+    pub(crate) fn release(&mut self, name: Name) {
         let holders = &mut self.holders[name.index()];
         *holders -= 1;
         self.unheld += usize::from(*holders == 0);
@@ -182,7 +182,7 @@ mod tests {
 
     #[test]
     fn a_name_is_kept_for_as_long_as_it_is_held_and_then_used_again() {
-        let mut names = Names::default();
+        let mut names = Interner::default();
         let kept = names.intern("kept");
         names.hold(kept);
         names.hold(kept);
@@ -196,7 +196,7 @@ mod tests {
             names.sweep();
             assert_eq!(names.text(passing[99_999]), format!("passing {turn} 99999"));
             for name in passing {
-                names.let_go(name);
+                names.release(name);
             }
             names.sweep();
             assert_eq!((names.len(), names.texts.len()), (1, 1));
@@ -205,7 +205,7 @@ mod tests {
             assert_eq!(names.text(kept), "kept");
             assert_eq!(names.find("passing 0 7"), None);
         }
-        names.let_go(kept);
+        names.release(kept);
         names.assert_held(&BTreeMap::from([(kept, 1)]));
     }
 }
