@@ -9,19 +9,19 @@ use penstock_message::{
 };
 use rustc_hash::FxHashMap;
 
+use crate::bodies::reading::Reading;
+use crate::bulk_operations::Operations;
 use crate::chores::Chores;
 use crate::clock::{Clocks, When};
 use crate::commits::Checking;
 use crate::connections::{Connection, Waiting, Welcome};
 use crate::consumers::Consumers;
-use crate::effects::{Effect, Effects, Rests};
-use crate::marks::Operations;
-use crate::queue::Service;
-use crate::reading::Reading;
+use crate::held_effects::{Effect, Effects, Rests};
+use crate::queues::queue::Service;
+use crate::queues::tally::Step;
 use crate::records::{ENDED_AT_ONCE, Event, Record, RecordWriter};
 use crate::relay::Relay;
 use crate::state::State;
-use crate::tally::Step;
 use crate::timers::Timer;
 use crate::{BrokerOptions, ConnId, Input, Now, Output, Position};
 

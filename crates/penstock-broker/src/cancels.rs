@@ -20,8 +20,8 @@ use penstock_message::{
 };
 
 use crate::Broker;
-use crate::effects::Effect;
 use crate::endings::Unrun;
+use crate::held_effects::Effect;
 use crate::messages::{Asked, Handle, State as MessagePlace};
 use crate::records::{ENDED_AT_ONCE, Event, How, Mark, MarkedFor};
 use crate::state::State;

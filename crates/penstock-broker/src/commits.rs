@@ -8,8 +8,8 @@ use penstock_message::{
     Durability, Member, Message, MessageId, Op, Receipt, Refusal, SeededMap, SeededSet, Tx,
 };
 
-use crate::effects::Rests;
-use crate::limits::Arrivals;
+use crate::held_effects::Rests;
+use crate::queues::limits::Arrivals;
 use crate::records::Event;
 use crate::sessions::Staged;
 use crate::{Broker, CloseReason, ConnId};

@@ -321,7 +321,7 @@ impl Broker {
             .ledger
             .iter()
             .chain(self.reading.carrying.iter().map(|(slot, base)| {
-                let entity = crate::ledger::Entity::Message { slot: *slot };
+                let entity = crate::reclaim::live_bases::Entity::Message { slot: *slot };
                 (*base, entity)
             }))
             .filter(|(base, entity)| state.is_current(*base, entity))

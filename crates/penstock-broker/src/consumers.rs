@@ -10,7 +10,7 @@ use penstock_message::{Consume, MessageId, Notice, TaskSelection};
 use rustc_hash::FxHashMap;
 
 use crate::connections::{Connection, NAME_CAP_BYTES};
-use crate::queue::Waiter;
+use crate::queues::queue::Waiter;
 use crate::table::slab::Slab;
 use crate::{Broker, CloseReason, ConnId};
 

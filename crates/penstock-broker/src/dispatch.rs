@@ -10,15 +10,15 @@ use penstock_message::{
 use crate::Broker;
 use crate::clock::{Clocks, When};
 use crate::connections::{Waiting, cut};
-use crate::effects::{Effect, Rests};
 use crate::endings::{CRASHED, End, Unrun};
-use crate::kinds::Kind;
+use crate::held_effects::{Effect, Rests};
+use crate::messages::shared_heads::Kind;
 use crate::messages::{Handle, State as MessagePlace};
-use crate::queue::{Queue, Service};
+use crate::queues::queue::{Queue, Service};
+use crate::queues::tally::Counted;
 use crate::records::{Change, ENDED_AT_ONCE, Event, Failing, Grant, How, Mark};
 use crate::state::State;
 use crate::table::interner::Name;
-use crate::tally::Counted;
 use crate::timers::Timer;
 
 /// Returns the time after which a value that is pinned is looked at again, by how long its own time is over. What has failed

@@ -5,6 +5,8 @@
 //! A message that the broker ends itself has no value of its own in the journal. How and when it ended
 //! gives the value, so that a million messages end in a thousand small records.
 
+pub(crate) mod ended_values;
+
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
@@ -15,15 +17,15 @@ use penstock_message::{
 };
 
 use crate::Broker;
+use crate::bulk_operations::PURGED;
 use crate::chores::BLOCKED;
-use crate::ends::ENDED_VALUE_BYTES;
+use crate::endings::ended_values::ENDED_VALUE_BYTES;
 use crate::joins::{Arrival, Join};
-use crate::marks::PURGED;
 use crate::messages::{Ended, Handle, State as MessagePlace};
+use crate::queues::tally::Counted;
 use crate::records::{ENDED_AT_ONCE, Event, Failing, How, Renumbered, RunHead};
 use crate::state::{Ending, State};
 use crate::table::interner::Name;
-use crate::tally::Counted;
 
 /// The end of a run, or of a message that can't be run any more.
 pub(crate) enum End<'a> {

@@ -12,10 +12,10 @@ use penstock_message::{
 
 use crate::Broker;
 use crate::clock::When;
+use crate::queues::tally::Counted;
 use crate::records::{ENDED_AT_ONCE, Event, Mark};
 use crate::state::{Ending, State};
 use crate::table::interner::Name;
-use crate::tally::Counted;
 use crate::timers::Timer;
 
 /// Most failed jobs that a page lists, and that a query looks at.

@@ -2,9 +2,12 @@
 //!
 //! A join is open until its last member has arrived, or one failed member more than it tolerates. In the first case it is
 //! released, in the second it is over: it stays, with the messages that it blocks, and opens again once a person has retried
-//! enough of the failed members (see `revivals.rs`). A released join stays while anybody
+//! enough of the failed members (see `joins/retried_groups.rs`). A released join stays while anybody
 //! may still read its values: a message that has them as its inputs, or a join that it is itself a member of. The results
 //! of its members are pinned for as long.
+
+pub(crate) mod inputs;
+pub(crate) mod retried_groups;
 
 use std::collections::{BTreeMap, VecDeque};
 

@@ -1,18 +1,21 @@
 //! Values next to the queues, their watchers, and the keys that belong to a message.
 
+pub(crate) mod watchers;
+pub(crate) mod watches;
+
 use bytes::Bytes;
 use penstock_message::{Key, MessageId, Scope, SeededMap, SeededState, Value, ValueStatus};
 use rustc_hash::FxHashMap;
 
 use crate::Position;
-use crate::effects::Rests;
+use crate::held_effects::Rests;
+use crate::keys::watchers::Watchers;
 use crate::messages::Handle;
 use crate::records::RunHead;
 use crate::table::fifo::Fifo;
 use crate::table::interner::Name;
 use crate::table::slab::Slab;
 use crate::table::slot_index::SlotIndex;
-use crate::watchers::Watchers;
 
 #[derive(Debug)]
 pub(crate) struct Stored {

@@ -18,69 +18,48 @@
 //!
 //! At the start, [`Recovery`] takes the journal's records in order and becomes the [`Broker`].
 
-mod active;
-mod awaited;
+mod bodies;
 mod broker;
+mod bulk_operations;
 mod cancels;
-mod charges;
 mod chores;
-#[cfg(test)]
-mod chosen;
 mod clock;
 mod commits;
 mod connections;
 mod consistency;
 mod consumers;
 mod dispatch;
-mod effects;
 mod endings;
-mod ends;
-mod extras;
 mod failed;
-mod flows;
-mod held;
-mod inputs;
-mod inspect;
+#[cfg(test)]
+mod hash_flooding;
+mod held_effects;
 mod interface;
 mod joins;
 mod keys;
-mod kinds;
-mod ledger;
-mod limits;
-mod marks;
 mod messages;
-mod near;
 mod options;
 mod progress;
-mod queue;
+mod published;
 mod queues;
-mod readiness;
-mod reading;
 mod reclaim;
 mod records;
 mod recovery;
 mod relay;
-mod revivals;
 mod schedules;
 mod sessions;
 mod state;
 mod status;
 mod table;
-mod tally;
-mod task_sets;
-mod tasks;
 mod timers;
-mod unused;
 mod waits;
-mod watchers;
-mod watches;
 mod workflows;
 
+pub use bodies::reading::{Read, Unread};
 pub use broker::Broker;
-pub use inspect::{Published, published_in};
 pub use interface::*;
 pub use options::BrokerOptions;
-pub use reading::{Read, Unread};
+pub use published::{Published, published_in};
 pub use reclaim::Carried;
 pub use records::{Record, RecordError};
 pub use recovery::{Recovery, ReplayError};

@@ -13,6 +13,9 @@
 //!     dues      when a delayed message is due: 8 bytes; expiries likewise
 //! ```
 
+pub(crate) mod shared_extras;
+pub(crate) mod shared_heads;
+
 use bytes::Bytes;
 use penstock_faults::planted;
 use penstock_message::{
@@ -21,17 +24,17 @@ use penstock_message::{
 };
 
 use crate::Position;
-use crate::charges::Charge;
 use crate::clock::When;
-use crate::effects::Rests;
-use crate::extras::SharedExtras;
-use crate::kinds::{Kind, KindId, Kinds};
+use crate::held_effects::Rests;
+use crate::messages::shared_extras::SharedExtras;
+use crate::messages::shared_heads::{Kind, KindId, Kinds};
+use crate::queues::run_charges::Charge;
+use crate::queues::tally::Counted;
 use crate::records::{Grant, How, MessageHead};
 use crate::table::interner::Name;
 use crate::table::slab::Slab;
 use crate::table::slot_index::{Hash, SlotIndex};
 use crate::table::slot_times::SlotTimes;
-use crate::tally::Counted;
 
 /// A message, by its slot and its number. The slot may be used again; the number never is, and it
 /// changes when the message moves. So a handle that was left behind is seen to be stale.

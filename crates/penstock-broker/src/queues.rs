@@ -5,22 +5,34 @@
 //! furthest behind goes next. A flow that was idle rejoins at the present, so that it can't claim the
 //! time it did not use.
 
+pub(crate) mod active_flows;
+pub(crate) mod awaited_ready;
+pub(crate) mod flows;
+pub(crate) mod limits;
+pub(crate) mod queue;
+pub(crate) mod readiness;
+pub(crate) mod run_charges;
+pub(crate) mod tally;
+pub(crate) mod task_sets;
+pub(crate) mod tasks;
+pub(crate) mod unused;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use penstock_faults::planted;
 use penstock_message::{Others, QueueLimits, SeededMap, SeededState};
 
-use crate::charges::Charge;
-use crate::flows::{Choice, Flow, FlowKey};
-use crate::kinds::Kind;
+use crate::messages::shared_heads::Kind;
 use crate::messages::{Entry, Messages, State};
-use crate::queue::{Queue, Served, Serving, Waiter, is_wanted};
-use crate::readiness::Readiness;
+use crate::queues::flows::{Choice, Flow, FlowKey};
+use crate::queues::queue::{Queue, Served, Serving, Waiter, is_wanted};
+use crate::queues::readiness::Readiness;
+use crate::queues::run_charges::Charge;
+use crate::queues::tally::{Counted, Counts, Step};
+use crate::queues::task_sets::TaskSets;
+use crate::queues::tasks::{ByName, Tasks};
 use crate::table::boxed_slab::BoxedSlab;
 use crate::table::interner::{Interner, Name};
-use crate::tally::{self, Counted, Counts, Step};
-use crate::task_sets::TaskSets;
-use crate::tasks::{ByName, Tasks};
 
 #[derive(Debug, Default)]
 pub(crate) struct Queues {

@@ -1,11 +1,13 @@
 //! Carries live things forward, so that the journal's oldest segment can go.
 
+pub(crate) mod live_bases;
+
 use penstock_faults::planted;
 use penstock_message::Durability;
 
 use crate::keys::StoredRun;
-use crate::ledger::Entity;
 use crate::messages::{Asked, BodyAt, State as MessagePlace, UntilStart};
+use crate::reclaim::live_bases::Entity;
 use crate::records::{Event, JoinProgress, KeptEnd, KeptEnds, Place};
 use crate::state::Adjust;
 use crate::{Broker, Position};

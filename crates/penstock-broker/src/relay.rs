@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use bytes::Bytes;
 use penstock_message::{Answer, Ask, AskQuery, NoReply, WorkerReport};
 
-use crate::effects::{Effect, Rests};
+use crate::held_effects::{Effect, Rests};
 use crate::{Broker, ConnId};
 
 /// Most questions under way to one worker.

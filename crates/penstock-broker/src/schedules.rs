@@ -27,7 +27,7 @@ use penstock_schedule::{Calendar, mix, seed_of};
 
 use self::runs::Runs;
 use crate::clock::{Clock, When};
-use crate::ledger::Entity;
+use crate::reclaim::live_bases::Entity;
 use crate::records::{Event, ScheduleHead, ScheduleProgress};
 use crate::state::State;
 use crate::timers::Timer;

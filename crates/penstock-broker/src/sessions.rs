@@ -9,7 +9,7 @@ use penstock_faults::planted;
 use penstock_message::{Op, Receipt, SeededMap, SeededState, SessionId};
 use rustc_hash::FxHashMap;
 
-use crate::effects::{Effects, Rests};
+use crate::held_effects::{Effects, Rests};
 use crate::table::slab::Slab;
 use crate::{ConnId, Position};
 

@@ -9,7 +9,7 @@ use penstock_message::{
 };
 
 use crate::consumers::QUEUES_CAP;
-use crate::ends::ENDED_VALUE_BYTES;
+use crate::endings::ended_values::ENDED_VALUE_BYTES;
 use crate::messages::State as MessagePlace;
 use crate::records::Grant;
 use crate::{Broker, ConnId};

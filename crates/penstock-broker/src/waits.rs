@@ -13,6 +13,8 @@
 //! *What waits for W* is found from W: the jobs that wait for its result, and the joins that it is a member of, with all
 //! that they hold. It is a few jobs in nearly all cases. A wait of W for one of these would never end.
 
+pub(crate) mod stalled_workers;
+
 use std::collections::{BTreeSet, VecDeque};
 
 use penstock_faults::planted;
@@ -21,7 +23,7 @@ use penstock_message::{
 };
 use rustc_hash::FxHashMap;
 
-use crate::effects::Effect;
+use crate::held_effects::Effect;
 use crate::messages::State as MessagePlace;
 use crate::state::State;
 use crate::{Broker, ConnId};

@@ -24,8 +24,8 @@ use penstock_message::{
 
 use crate::clock::{Clocks, When};
 use crate::endings::NOT_NEEDED;
-use crate::ledger::Entity;
 use crate::messages::{Ended, Handle, State as MessagePlace};
+use crate::reclaim::live_bases::Entity;
 use crate::records::{Event, How, WorkflowHead, WorkflowProgress};
 use crate::state::{Adjust, State};
 use crate::timers::Timer;

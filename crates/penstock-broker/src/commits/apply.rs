@@ -15,11 +15,11 @@ use crate::clock::When;
 use crate::endings::{End, Unrun};
 use crate::joins::Arrival;
 use crate::messages::{BodyAt, UntilStart};
+use crate::queues::tally::Counted;
 use crate::records::{
     Change, Event, Failing, Growth, How, JoinProgress, MarkedFor, MessageHead, Place, RunHead,
 };
 use crate::state::{Ending, State};
-use crate::tally::Counted;
 
 /// Reason of a job that came to its workflow, or was to be replaced, after that was cancelled.
 const WORKFLOW_CANCELLED: &str = "its workflow was cancelled";

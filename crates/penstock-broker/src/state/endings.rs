@@ -7,8 +7,8 @@ use penstock_message::{Key, WorkflowState};
 use super::{Adjust, State};
 use crate::clock::When;
 use crate::joins::Arrival;
-use crate::ledger::Entity;
 use crate::messages::{Ended, Failure, State as MessagePlace};
+use crate::reclaim::live_bases::Entity;
 use crate::records::{Failing, How, KeptEnd, KeptEnds, RunHead};
 use crate::table::interner::Name;
 use crate::timers::Timer;
@@ -210,7 +210,7 @@ impl State {
     pub(crate) fn restore_ends(&mut self, ends: &KeptEnds<'_>, end: &KeptEnd) -> u32 {
         self.numbers = self.numbers.max(end.number);
         self.forget_value(&Key::Result(end.id));
-        let kind = crate::kinds::Kind {
+        let kind = crate::messages::shared_heads::Kind {
             queue: self.queues.find_or_create(ends.queue, &mut self.names),
             task: ends.task,
             priority: 0,

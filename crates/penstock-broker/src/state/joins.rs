@@ -9,8 +9,8 @@ use super::{Adjust, State};
 use crate::Position;
 use crate::clock::When;
 use crate::joins::{Amount, Arrival};
-use crate::ledger::Entity;
 use crate::messages::{Handle, State as MessagePlace};
+use crate::reclaim::live_bases::Entity;
 use crate::records::{JoinProgress, Renumbered};
 
 /// A member of a join that has arrived.

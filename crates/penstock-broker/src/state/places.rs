@@ -3,12 +3,12 @@
 use penstock_faults::planted;
 
 use super::{Adjust, MARK_BYTES, State};
+use crate::bodies::prefetch::near_at;
 use crate::clock::When;
-use crate::ledger::Entity;
 use crate::messages::{Handle, State as MessagePlace};
-use crate::near::near_at;
-use crate::queue::Service;
 use crate::queues::Forgettable;
+use crate::queues::queue::Service;
+use crate::reclaim::live_bases::Entity;
 use crate::records::{How, Mark, MarkedFor};
 use crate::table::interner::Name;
 use crate::timers::Timer;

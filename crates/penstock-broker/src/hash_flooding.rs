@@ -12,7 +12,7 @@ use hashbrown::HashTable;
 use penstock_message::{Key, MessageId, SeededState};
 use rustc_hash::FxBuildHasher;
 
-use crate::kinds::Kind;
+use crate::messages::shared_heads::Kind;
 use crate::table::interner::Interner;
 use crate::table::slot_index::SlotIndex;
 use crate::{Broker, BrokerOptions, Now, Recovery};

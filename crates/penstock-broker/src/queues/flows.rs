@@ -4,14 +4,14 @@ use std::collections::BTreeSet;
 
 use penstock_faults::planted;
 
-use crate::active::{Active, Turn};
-use crate::awaited::{Awaited, AwaitedTurn};
-use crate::charges::{Charge, Running};
 use crate::messages::{Entry, Handle, Messages};
+use crate::queues::active_flows::{Active, Turn};
+use crate::queues::awaited_ready::{Awaited, AwaitedTurn};
+use crate::queues::run_charges::{Charge, Running};
+use crate::queues::tasks::Tasks;
 use crate::table::boxed_slab::BoxedSlab;
 use crate::table::fifo::Fifo;
 use crate::table::interner::Name;
-use crate::tasks::Tasks;
 
 /// The flows of one priority.
 #[derive(Debug, Default)]

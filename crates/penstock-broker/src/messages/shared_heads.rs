@@ -5,8 +5,8 @@ use std::num::NonZeroU32;
 
 use penstock_message::{SeededMap, SeededState};
 
+use crate::queues::tally::{Counted as What, Counts};
 use crate::table::interner::Name;
-use crate::tally::{Counted as What, Counts};
 
 /// All properties of a message that few messages have for themselves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

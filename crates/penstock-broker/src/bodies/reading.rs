@@ -11,9 +11,9 @@ use std::ops::Range;
 use bytes::Bytes;
 use penstock_message::{Durability, Notice};
 
+use crate::bodies::prefetch::{self, Near};
 use crate::endings::UNREADABLE;
 use crate::messages::Handle;
-use crate::near::{self, Near};
 use crate::records::Event;
 use crate::state::State;
 use crate::{Broker, ConnId, Now, Position};
@@ -118,7 +118,7 @@ impl Broker {
                 parts.push(part);
             }
         }
-        let most = parts.len() + near::AT_ONCE;
+        let most = parts.len() + prefetch::AT_ONCE;
         while bytes < max_bytes
             && parts.len() < most
             && let Some(message) = self.reading.near.next()

@@ -9,8 +9,8 @@ use penstock_faults::perhaps;
 use crate::Broker;
 use crate::clock::When;
 use crate::queues::Forgettable;
+use crate::queues::tally::Step;
 use crate::state::State;
-use crate::tally::Step;
 use crate::timers::Timer;
 
 /// Shortest interval of reviews of one in use, however short the time it would be kept for.

@@ -6,12 +6,12 @@ use penstock_faults::planted;
 use penstock_message::QueueLimits;
 
 use crate::Position;
-use crate::flows::{Choice, Flow, Level};
-use crate::readiness::Readiness;
+use crate::queues::flows::{Choice, Flow, Level};
+use crate::queues::readiness::Readiness;
+use crate::queues::tally::{Step, Tally};
+use crate::queues::task_sets::TaskSets;
 use crate::table::boxed_slab::BoxedSlab;
 use crate::table::interner::Name;
-use crate::tally::{Step, Tally};
-use crate::task_sets::TaskSets;
 
 /// An entry in the ring of a queue: a consumer, and the serial number by which it is seen to be stale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

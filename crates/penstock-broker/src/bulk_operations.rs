@@ -13,9 +13,9 @@ use penstock_message::{Filter, MessageState, OnRunning, OperationStatus, Space};
 use crate::Broker;
 use crate::cancels::CANCELLED;
 use crate::endings::Unrun;
+use crate::joins::retried_groups::REVIVAL_EVENTS;
 use crate::messages::State as MessagePlace;
 use crate::records::{Event, How, Mark, MarkedFor};
-use crate::revivals::REVIVAL_EVENTS;
 use crate::table::interner::Name;
 
 /// Time for which an operation that is over is remembered.

@@ -1,6 +1,6 @@
 //! Counts of jobs by outcome, for each queue and each task: since the broker started, and over the last minute.
 //!
-//! A count is one addition, to the kind of the message (see `kinds.rs`). The counts of kinds come into the tallies of
+//! A count is one addition, to the kind of the message (see `messages/shared_heads.rs`). The counts of kinds come into the tallies of
 //! their queues and tasks when ten seconds are over, when somebody asks, or when there are many. A tally brings
 //! its sums and its last minute up to date when other ten seconds have begun. So an unused tally costs
 //! nothing, and one that was used in a single moment keeps no minute.

@@ -4,8 +4,8 @@ use penstock_faults::planted;
 use penstock_message::{Key, KeyState, MessageId, Value, ValueStatus};
 
 use crate::commits::own_key;
-use crate::effects::{Effect, Rests};
 use crate::endings::upstream;
+use crate::held_effects::{Effect, Rests};
 use crate::records::{How, Mark, MarkedFor};
 use crate::state::State;
 use crate::{Broker, ConnId};

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
+use crate::queues::tally::{Step, Tally};
 use crate::table::boxed_slab::BoxedSlab;
 use crate::table::interner::{Interner, Name};
-use crate::tally::{Step, Tally};
 
 /// Expected cost of a run before any has been measured.
 const UNKNOWN_COST_US: u32 = 1_000;
