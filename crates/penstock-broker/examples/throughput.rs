@@ -19,7 +19,7 @@ const PRODUCER: ConnId = ConnId(1);
 const WORKER: ConnId = ConnId(2);
 const RESULT_TTL_MS: u64 = 86_400_000;
 
-struct Bench {
+struct Throughput {
     broker: Broker,
     now: Now,
     journal: Vec<u8>,
@@ -39,7 +39,7 @@ fn options() -> BrokerOptions {
     }
 }
 
-impl Bench {
+impl Throughput {
     fn new() -> Self {
         let now = Now {
             mono_ms: 0,
@@ -221,7 +221,7 @@ fn main() {
             .map_or(default, |number| number.expect("a number"))
     };
     let (jobs, waiting, idle) = (next(1_000_000), next(0), next(0));
-    let mut bench = Bench::new();
+    let mut bench = Throughput::new();
     for number in 0..idle {
         bench.stand_idle(number);
     }

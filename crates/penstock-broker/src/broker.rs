@@ -12,16 +12,16 @@ use rustc_hash::FxHashMap;
 use crate::bodies::reading::Reading;
 use crate::bulk_operations::Operations;
 use crate::chores::Chores;
-use crate::clock::{Clocks, When};
+use crate::clock::{ClockTime, Clocks};
 use crate::commits::Checking;
-use crate::connections::{Connection, Waiting, Welcome};
-use crate::consumers::Consumers;
-use crate::held_effects::{Effect, Effects, Rests};
+use crate::connections::{ClientConnection, UnsentDelivery, Welcome};
+use crate::consumers::QueueConsumers;
+use crate::held_effects::{Effect, HeldEffects, SafeAfter};
 use crate::queues::queue::Service;
-use crate::queues::tally::Step;
-use crate::records::{ENDED_AT_ONCE, Event, Record, RecordWriter};
+use crate::queues::tally::TallyStep;
+use crate::records::{ENDED_AT_ONCE, Record, RecordEvent, RecordWriter};
 use crate::relay::Relay;
-use crate::state::State;
+use crate::state::BrokerState;
 use crate::timers::Timer;
 use crate::{BrokerOptions, ConnId, Input, Now, Output, Position};
 
@@ -37,25 +37,25 @@ pub struct Broker {
     /// The last grant that the journal knew of at the start, as (epoch, number): later ones were lost.
     pub(crate) last_grant: (u32, u64),
     pub(crate) clocks: Clocks,
-    pub(crate) state: State,
-    pub(crate) connections: FxHashMap<ConnId, Connection>,
-    pub(crate) effects: Effects,
+    pub(crate) state: BrokerState,
+    pub(crate) connections: FxHashMap<ConnId, ClientConnection>,
+    pub(crate) effects: HeldEffects,
     /// The record that is being written.
     pub(crate) writer: RecordWriter,
     records: VecDeque<Record>,
     next_position: Position,
     /// Positions that everything decided so far rests on; effects staged now wait for them.
-    pub(crate) staged: Rests,
+    pub(crate) staged: SafeAfter,
     /// Sessions with decisions that are not safe yet.
     unconfirmed: Vec<u32>,
-    pub(crate) consumers: Consumers,
+    pub(crate) consumers: QueueConsumers,
     /// Connections that have something to be sent, in turn.
     line: VecDeque<ConnId>,
     /// Outputs that wait for nothing and belong before the others.
     pub(crate) outbox: VecDeque<Output>,
     pub(crate) reading: Reading,
     pub(crate) relay: Relay,
-    pub(crate) staged_parts_bytes: usize,
+    pub(crate) pending_parts_bytes: usize,
     /// Number of transactions that were checked.
     pub(crate) checks: u64,
     /// Memory for the next check.
@@ -88,7 +88,7 @@ pub struct Broker {
 impl Broker {
     pub(crate) fn recovered(
         options: BrokerOptions,
-        state: State,
+        state: BrokerState,
         clocks: Clocks,
         epoch: u32,
         last_grant: (u32, u64),
@@ -102,18 +102,18 @@ impl Broker {
             clocks,
             state,
             connections: FxHashMap::default(),
-            effects: Effects::new(last),
+            effects: HeldEffects::new(last),
             writer: RecordWriter::default(),
             records: VecDeque::new(),
             next_position: Position(last.0 + 1),
-            staged: Rests::default(),
+            staged: SafeAfter::default(),
             unconfirmed: Vec::new(),
-            consumers: Consumers::default(),
+            consumers: QueueConsumers::default(),
             line: VecDeque::new(),
             outbox: VecDeque::new(),
             reading: Reading::default(),
             relay: Relay::default(),
-            staged_parts_bytes: 0,
+            pending_parts_bytes: 0,
             checks: 0,
             checking: Some(Box::new(Checking::new(hashing))),
             spare_leased: Vec::new(),
@@ -214,7 +214,7 @@ impl Broker {
         self.state.queues.now_ms = self.clocks.steady();
         // No name is in use between inputs.
         self.state.names.sweep();
-        let now = Step::at(self.clocks.steady());
+        let now = TallyStep::at(self.clocks.steady());
         if self.state.queues.now != now {
             self.state.add_counts();
             self.state.queues.now = now;
@@ -373,19 +373,19 @@ impl Broker {
         self.added = 0;
         self.writer.stamp(self.epoch, self.clocks.wall());
         self.state.position = self.next_position;
-        self.state.rests = Rests::on(self.next_position, durability);
+        self.state.rests = SafeAfter::on(self.next_position, durability);
     }
 
-    pub(crate) fn record(&mut self, event: &Event<'_>) {
+    pub(crate) fn record(&mut self, event: &RecordEvent<'_>) {
         self.writer.push(&self.state.names, event);
     }
 
     /// Records all that the next broker needs to go on with the steady clock.
     pub(crate) fn record_clocks(&mut self) {
         let steady = self.clocks.steady();
-        self.record(&Event::ClockSet { steady });
+        self.record(&RecordEvent::ClockSet { steady });
         if let Some(boot) = self.clocks.boot() {
-            self.record(&Event::ClockBoot { boot });
+            self.record(&RecordEvent::ClockBoot { boot });
         }
     }
 
@@ -430,13 +430,13 @@ impl Broker {
                 let at = self.clocks.steady() + self.options.patience_ms(found.was_served);
                 self.state
                     .timers
-                    .set(When::steady(at), Timer::Unserved { queue, generation });
+                    .set(ClockTime::steady(at), Timer::Unserved { queue, generation });
             }
         }
         for queue in std::mem::take(&mut self.state.newly_unknown) {
             let found = self.state.queues.get(queue);
             if let Some(generation) = found.and_then(|queue| queue.rare().unknown_timer) {
-                let at = When::steady(self.clocks.steady() + self.options.unknown_ms);
+                let at = ClockTime::steady(self.clocks.steady() + self.options.unknown_ms);
                 let timer = Timer::Unknown { queue, generation };
                 self.state.timers.set(at, timer);
             }
@@ -447,7 +447,7 @@ impl Broker {
     // --- effects
 
     /// Releases the effect as soon as it is safe.
-    pub(crate) fn effect(&mut self, rests: Rests, effect: Effect) {
+    pub(crate) fn effect(&mut self, rests: SafeAfter, effect: Effect) {
         if let Some(effect) = self.effects.hold(rests, effect) {
             self.let_out(effect);
         }
@@ -471,7 +471,7 @@ impl Broker {
                 grant,
                 ..
             } => {
-                connection.deliveries.push_back(Waiting {
+                connection.deliveries.push_back(UnsentDelivery {
                     consumer,
                     message,
                     grant,
@@ -655,7 +655,7 @@ impl Broker {
         };
         // How the broker is must be told also while its disk is full, or slow. Nothing rests on it.
         let rests = match query {
-            Query::Status(_) | Query::Operation(_) => Rests::default(),
+            Query::Status(_) | Query::Operation(_) => SafeAfter::default(),
             _ => self.staged,
         };
         let answer = Box::new(answer);

@@ -14,8 +14,8 @@ use crate::Broker;
 use crate::cancels::CANCELLED;
 use crate::endings::Unrun;
 use crate::joins::retried_groups::REVIVAL_EVENTS;
-use crate::messages::State as MessagePlace;
-use crate::records::{Event, How, Mark, MarkedFor};
+use crate::messages::EntryState;
+use crate::records::{Mark, MarkedFor, RecordEvent, UnrunCause};
 use crate::table::interner::Name;
 
 /// Time for which an operation that is over is remembered.
@@ -32,13 +32,13 @@ const OVERDUE: &str = "the deadline of its workflow has passed";
 /// An operation, and how far it has come.
 #[derive(Debug, Default)]
 pub(crate) struct Operations {
-    under_way: std::collections::BTreeMap<u64, Progress>,
+    under_way: std::collections::BTreeMap<u64, MarkProgress>,
     /// Operations that are over, as (operation, status, end on the monotonic clock).
     over: VecDeque<(u64, OperationStatus, u64)>,
 }
 
 #[derive(Debug, Default)]
-struct Progress {
+struct MarkProgress {
     status: OperationStatus,
     /// Place where the next step looks: a slot of a message, or the number of a failed job.
     cursor: u64,
@@ -95,7 +95,7 @@ impl Broker {
 
     /// Decides an operation; returns its number, by which people ask for it.
     pub(crate) fn begin_mark(&mut self, mark: Mark) -> u64 {
-        self.record(&Event::Marked { mark });
+        self.record(&RecordEvent::Marked { mark });
         self.state.mark(mark);
         self.must_be_safe();
         mark.number
@@ -181,7 +181,7 @@ impl Broker {
                 self.operations.under_way.insert(number, progress);
                 return;
             }
-            self.record(&Event::MarkOver { mark: number });
+            self.record(&RecordEvent::MarkOver { mark: number });
             self.added += 1;
             self.state.end_mark(number);
             progress.status.is_over = true;
@@ -198,23 +198,23 @@ impl Broker {
         }
     }
 
-    fn unrun(&self, how: How, reason: Name) -> Unrun {
+    fn unrun(&self, how: UnrunCause, reason: Name) -> Unrun {
         Unrun { how, reason }
     }
 
     /// Ends messages for an operation.
-    fn end_marked(&mut self, slots: Vec<u32>, unrun: Unrun, progress: &mut Progress) {
+    fn end_marked(&mut self, slots: Vec<u32>, unrun: Unrun, progress: &mut MarkProgress) {
         progress.status.matched += slots.len() as u64;
         progress.status.done += slots.len() as u64;
         self.added += slots.len();
         self.added += self.end_waiting(slots, unrun);
     }
 
-    fn step_purge(&mut self, mark: &Mark, progress: &mut Progress) -> bool {
+    fn step_purge(&mut self, mark: &Mark, progress: &mut MarkProgress) -> bool {
         let Some(queue) = mark.queue.and_then(|name| self.state.queues.find(name)) else {
             return true;
         };
-        let unrun = self.unrun(How::Purged, mark.reason);
+        let unrun = self.unrun(UnrunCause::Purged, mark.reason);
         // What stands behind the purged messages was in nobody's reach until now.
         self.state.has_new_work = true;
         self.state.queues.activate(queue);
@@ -255,7 +255,7 @@ impl Broker {
         queues.ready_before(queue, before, most, messages)
     }
 
-    fn step_cancel(&mut self, mark: &Mark, progress: &mut Progress) -> bool {
+    fn step_cancel(&mut self, mark: &Mark, progress: &mut MarkProgress) -> bool {
         let state = &self.state;
         let mut spared = 0;
         // Its last jobs come first: what is cancelled before them would block them, and they would read as that.
@@ -264,7 +264,7 @@ impl Broker {
             let place = state.messages.state(slot);
             let is_last = state.messages.member(slot).is_none()
                 || state.workflow_of(slot) == Some(state.messages[slot].id);
-            matches!(place, MessagePlace::Held(_)) && is_last
+            matches!(place, EntryState::Held(_)) && is_last
         };
         let is_meant = |slot: u32| {
             let is_meant = state.is_meant(mark, slot) && (!only_last || is_last(slot));
@@ -278,7 +278,7 @@ impl Broker {
         progress.status.spared += spared;
         let is_leased = |slot: &u32| self.state.messages[*slot].is_leased();
         let (running, slots): (Vec<u32>, Vec<u32>) = slots.into_iter().partition(is_leased);
-        let unrun = self.unrun(How::Cancelled, mark.reason);
+        let unrun = self.unrun(UnrunCause::Cancelled, mark.reason);
         self.end_marked(slots, unrun, progress);
         progress.status.matched += running.len() as u64;
         if !planted!("miscount-asked") {
@@ -319,7 +319,7 @@ impl Broker {
         (found, None)
     }
 
-    fn step_failed(&mut self, mark: &Mark, progress: &mut Progress) -> bool {
+    fn step_failed(&mut self, mark: &Mark, progress: &mut MarkProgress) -> bool {
         // With a job that is retried its result goes, too, and its group may open again, whose outcome goes.
         let events = match mark.what {
             MarkedFor::Retry => 2 + REVIVAL_EVENTS,
@@ -372,15 +372,15 @@ impl Broker {
     /// Names the state of a message, for people.
     pub(crate) fn state_of(&self, slot: u32) -> MessageState {
         match self.state.messages.state(slot) {
-            MessagePlace::Ready => MessageState::Ready,
-            MessagePlace::Delayed(_) => MessageState::Delayed,
-            MessagePlace::Held(_) if self.state.is_blocked(slot) => MessageState::Blocked,
-            MessagePlace::Held(_) => MessageState::Held,
-            MessagePlace::Leased(_) if self.state.messages.asked(slot).is_some() => {
+            EntryState::Ready => MessageState::Ready,
+            EntryState::Delayed(_) => MessageState::Delayed,
+            EntryState::Held(_) if self.state.is_blocked(slot) => MessageState::Blocked,
+            EntryState::Held(_) => MessageState::Held,
+            EntryState::Leased(_) if self.state.messages.asked(slot).is_some() => {
                 MessageState::Cancelling
             }
-            MessagePlace::Leased(_) => MessageState::Running,
-            MessagePlace::Failed | MessagePlace::Ended => MessageState::Failed,
+            EntryState::Leased(_) => MessageState::Running,
+            EntryState::Failed | EntryState::Ended => MessageState::Failed,
         }
     }
 }

@@ -22,9 +22,9 @@ use penstock_message::{
 use crate::Broker;
 use crate::endings::Unrun;
 use crate::held_effects::Effect;
-use crate::messages::{Asked, Handle, State as MessagePlace};
-use crate::records::{ENDED_AT_ONCE, Event, How, Mark, MarkedFor};
-use crate::state::State;
+use crate::messages::{Asked, EntryState, Handle};
+use crate::records::{ENDED_AT_ONCE, Mark, MarkedFor, RecordEvent, UnrunCause};
+use crate::state::BrokerState;
 use crate::table::interner::Name;
 
 /// Reason of a cancelled job where none was given.
@@ -49,10 +49,10 @@ impl Broker {
         let mut found = Err(Refusal::NoSuchJob);
         for slot in messages.copies(id) {
             found = match messages.state(slot) {
-                MessagePlace::Leased(_) if running == OnRunning::Leave => {
+                EntryState::Leased(_) if running == Running::Leave => {
                     Err(Refusal::TooLate(self.state_of(slot)))
                 }
-                MessagePlace::Failed => Err(Refusal::TooLate(MessageState::Failed)),
+                EntryState::Failed => Err(Refusal::TooLate(MessageState::Failed)),
                 _ => return Ok(()),
             };
         }
@@ -137,7 +137,7 @@ impl Broker {
 
     /// Returns the jobs that the end of a join depends on, and nothing else; `None`: they are more than one record ends.
     fn jobs_before(&self, join: u32) -> Option<Vec<u32>> {
-        let State {
+        let BrokerState {
             messages, joins, ..
         } = &self.state;
         let mut found = Vec::new();
@@ -150,7 +150,7 @@ impl Broker {
                 let copies = messages.copies(&id);
                 for slot in copies.filter(|slot| !messages[*slot].is_failed()) {
                     found.push(slot);
-                    if let MessagePlace::Held(before) = messages.state(slot) {
+                    if let EntryState::Held(before) = messages.state(slot) {
                         behind.extend(joins.find(&before));
                     }
                 }
@@ -192,7 +192,7 @@ impl Broker {
             "" => CANCELLED,
             reason => reason,
         });
-        let how = How::Cancelled;
+        let how = UnrunCause::Cancelled;
         self.end_waiting(waiting, Unrun { how, reason });
         if running == OnRunning::Leave || leased.is_empty() {
             return found;
@@ -227,7 +227,7 @@ impl Broker {
         let reason = asked.map_or(reason, |asked| asked.reason);
         let number = self.state.messages[slot].number();
         self.must_be_safe();
-        self.record(&Event::CancelAsked {
+        self.record(&RecordEvent::CancelAsked {
             number,
             kill,
             reason,
@@ -270,7 +270,7 @@ impl Broker {
                 None => return false,
             },
         };
-        let how = How::Cancelled;
+        let how = UnrunCause::Cancelled;
         self.end_unrun(vec![slot], Unrun { how, reason });
         true
     }
@@ -284,7 +284,7 @@ impl Broker {
         let status = self.operation_under_way(mark.number);
         status.matched += slots.len() as u64;
         status.done += slots.len() as u64;
-        let (how, reason) = (How::Cancelled, mark.reason);
+        let (how, reason) = (UnrunCause::Cancelled, mark.reason);
         self.added += slots.len();
         self.added += self.end_waiting(slots, Unrun { how, reason });
     }
@@ -301,7 +301,7 @@ impl Broker {
             .into_iter()
             .flat_map(|id| messages.copies(id));
         slots.extend(last.filter(|slot| {
-            let is_held = matches!(messages.state(*slot), MessagePlace::Held(_));
+            let is_held = matches!(messages.state(*slot), EntryState::Held(_));
             is_held && !self.state.is_blocked(*slot) && self.state.is_meant(mark, *slot)
         }));
         let mut seen = BTreeSet::new();
@@ -357,7 +357,7 @@ fn whole_workflow(filter: &Filter) -> Option<MessageId> {
     filter.workflow.filter(|_| *filter == all)
 }
 
-impl State {
+impl BrokerState {
     /// Returns an operation under way that cancels this message, or would if it waited.
     #[inline]
     pub(crate) fn mark_that_cancels(&self, slot: u32) -> Option<Mark> {

@@ -20,8 +20,8 @@ use crate::endings::{NOT_NEEDED, Unrun};
 use crate::messages::Handle;
 #[cfg(doc)]
 use crate::records::Mark;
-use crate::records::{ENDED_AT_ONCE, Event, How, MarkedFor};
-use crate::state::State;
+use crate::records::{ENDED_AT_ONCE, MarkedFor, RecordEvent, UnrunCause};
+use crate::state::BrokerState;
 use crate::table::interner::Name;
 
 /// Leases of one session that end.
@@ -179,7 +179,7 @@ impl Broker {
             .undecided
             .extend(undecided.map(|(_, join)| join.id));
         if self.state.joins.has_unsealed() {
-            let State {
+            let BrokerState {
                 joins,
                 sessions,
                 messages,
@@ -306,7 +306,7 @@ impl Broker {
             }
             let number = session.number;
             self.added += 1;
-            self.record(&Event::SessionForgotten { number });
+            self.record(&RecordEvent::SessionForgotten { number });
             self.state.keys.watchers.unwatch_all(index);
             self.state.forget_session(index);
         }
@@ -420,7 +420,7 @@ impl Broker {
             let most = self.step_size();
             let slots = self.take_held(slot, most);
             let reason = self.state.names.intern(NOT_NEEDED);
-            let how = How::NotNeeded;
+            let how = UnrunCause::NotNeeded;
             self.added += self.end_unrun(slots, Unrun { how, reason });
             if !self.state.joins[slot].held.is_empty() || self.step_size() == 0 {
                 self.state.joins_needless.push_front(id);
@@ -448,7 +448,7 @@ impl Broker {
 
     /// Forgets a join that holds nothing any more.
     fn end_failed_join(&mut self, slot: u32) {
-        self.record(&Event::JoinEnded {
+        self.record(&RecordEvent::JoinEnded {
             join: self.state.joins[slot].id,
             released: false,
             renumbered: None,
@@ -501,7 +501,7 @@ impl Broker {
                 self.tell_dropped();
             }
             let reason = self.state.names.intern(BLOCKED);
-            let how = How::Blocked;
+            let how = UnrunCause::Blocked;
             let outer = self.joins_of(&slots);
             self.added += self.end_unrun(slots, Unrun { how, reason });
             self.added += self.give_up(outer);

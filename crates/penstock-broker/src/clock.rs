@@ -12,23 +12,23 @@ use penstock_message::Due;
 use crate::{Boot, Now};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum Clock {
+pub(crate) enum WhichClock {
     Steady,
     Wall,
 }
 
 /// A time that was decided, on the clock it follows; both count milliseconds since the Unix epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct When {
+pub(crate) struct ClockTime {
     pub(crate) at: u64,
-    pub(crate) clock: Clock,
+    pub(crate) clock: WhichClock,
 }
 
-impl When {
+impl ClockTime {
     pub(crate) fn steady(at: u64) -> Self {
         Self {
             at,
-            clock: Clock::Steady,
+            clock: WhichClock::Steady,
         }
     }
 
@@ -39,8 +39,8 @@ impl When {
             Due::At(wall_ms) => Self {
                 at: wall_ms,
                 clock: match planted!("wrong-clock") {
-                    true => Clock::Steady,
-                    false => Clock::Wall,
+                    true => WhichClock::Steady,
+                    false => WhichClock::Wall,
                 },
             },
         }
@@ -160,10 +160,10 @@ impl Clocks {
     }
 
     /// Returns a time as the wall's clock shows it.
-    pub(crate) fn wall_of(&self, when: When) -> u64 {
+    pub(crate) fn wall_of(&self, when: ClockTime) -> u64 {
         match when.clock {
-            Clock::Steady => self.wall_at(when.at),
-            Clock::Wall => when.at,
+            WhichClock::Steady => self.wall_at(when.at),
+            WhichClock::Wall => when.at,
         }
     }
 
@@ -171,27 +171,27 @@ impl Clocks {
         self.steady_zero.saturating_add(self.now.mono_ms)
     }
 
-    pub(crate) fn resolve(&self, due: Due) -> When {
-        When::of(due, self.steady())
+    pub(crate) fn resolve(&self, due: Due) -> ClockTime {
+        ClockTime::of(due, self.steady())
     }
 
     /// Returns the time at which a delayed message may start.
-    pub(crate) fn resolve_start(&self, due: Due) -> When {
-        When::of_start(due, self.steady())
+    pub(crate) fn resolve_start(&self, due: Due) -> ClockTime {
+        ClockTime::of_start(due, self.steady())
     }
 
-    pub(crate) fn has_come(&self, when: When) -> bool {
+    pub(crate) fn has_come(&self, when: ClockTime) -> bool {
         match when.clock {
-            Clock::Steady => when.at <= self.steady(),
-            Clock::Wall => when.at <= self.wall(),
+            WhichClock::Steady => when.at <= self.steady(),
+            WhichClock::Wall => when.at <= self.wall(),
         }
     }
 
     /// Returns the time to look again, on the shell's monotonic clock.
-    pub(crate) fn mono_deadline(&self, when: When) -> u64 {
+    pub(crate) fn mono_deadline(&self, when: ClockTime) -> u64 {
         match when.clock {
-            Clock::Steady => when.at.saturating_sub(self.steady_zero),
-            Clock::Wall => {
+            WhichClock::Steady => when.at.saturating_sub(self.steady_zero),
+            WhichClock::Wall => {
                 let wait_ms = when.at.saturating_sub(self.wall());
                 self.now.mono_ms + wait_ms.min(LONGEST_WALL_SLEEP_MS)
             }

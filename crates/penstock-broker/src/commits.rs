@@ -8,10 +8,10 @@ use penstock_message::{
     Durability, Member, Message, MessageId, Op, Receipt, Refusal, SeededMap, SeededSet, Tx,
 };
 
-use crate::held_effects::Rests;
+use crate::held_effects::SafeAfter;
 use crate::queues::limits::Arrivals;
-use crate::records::Event;
-use crate::sessions::Staged;
+use crate::records::RecordEvent;
+use crate::sessions::PendingParts;
 use crate::{Broker, CloseReason, ConnId};
 
 mod apply;
@@ -47,12 +47,12 @@ pub(crate) struct Checking {
     /// Whether the transaction has one operation only.
     is_alone: bool,
     /// Job that another step takes the place of.
-    replaced: Option<Replaced>,
+    replaced: Option<ReplacedJob>,
 }
 
 /// A job that a transaction replaces.
 #[derive(Debug)]
-struct Replaced {
+struct ReplacedJob {
     job: MessageId,
     member: Option<Member>,
     has_heir: bool,
@@ -96,7 +96,7 @@ impl Broker {
             return;
         };
         let session = &mut self.state.sessions[session_index];
-        let staged = session.staged.get_or_insert_with(|| Staged {
+        let staged = session.staged.get_or_insert_with(|| PendingParts {
             seq,
             ops: Vec::new(),
             bytes: 0,
@@ -113,12 +113,12 @@ impl Broker {
         // The place of a transaction that was applied before is known; its parts need not be kept.
         let is_resent = seq <= session.applied;
         if !is_resent && !staged.is_too_large {
-            if self.staged_parts_bytes + bytes > self.options.staged_parts_cap_bytes {
+            if self.pending_parts_bytes + bytes > self.options.staged_parts_cap_bytes {
                 staged.is_too_large = true;
-                self.staged_parts_bytes -= std::mem::take(&mut staged.bytes);
+                self.pending_parts_bytes -= std::mem::take(&mut staged.bytes);
                 staged.ops = Vec::new();
             } else {
-                self.staged_parts_bytes += bytes;
+                self.pending_parts_bytes += bytes;
                 staged.bytes += bytes;
                 staged.ops.extend(tx.ops);
             }
@@ -129,7 +129,7 @@ impl Broker {
         let Some(staged) = session.staged.take() else {
             return;
         };
-        self.staged_parts_bytes -= staged.bytes;
+        self.pending_parts_bytes -= staged.bytes;
         if staged.is_too_large {
             let why = Refusal::TooLarge(format!(
                 "with this transaction, those that are on their way in parts exceed the broker's {}",
@@ -272,13 +272,13 @@ impl Broker {
         exceptions: Vec<(u64, Receipt)>,
     ) {
         let session = self.state.sessions[index].number;
-        self.record(&Event::Applied {
+        self.record(&RecordEvent::Applied {
             session,
             through: last,
         });
         for (seq, receipt) in &exceptions {
             let receipt = receipt.clone();
-            self.record(&Event::Answered {
+            self.record(&RecordEvent::Answered {
                 session,
                 seq: *seq,
                 receipt,
@@ -287,7 +287,7 @@ impl Broker {
         let position = self.state.position;
         self.seal(durability);
         let rests = match exceptions.is_empty() {
-            true => Rests::on(position, durability),
+            true => SafeAfter::on(position, durability),
             // A refusal, or a skip, rests on all that was decided before it.
             false => self.staged,
         };

@@ -9,7 +9,7 @@ use penstock_message::{
 };
 
 use crate::messages::Handle;
-use crate::records::{Event, Grant};
+use crate::records::{Grant, RecordEvent};
 use crate::{Broker, CloseReason, ConnId, Output};
 
 /// Highest number that a client may claim: none gets there by counting, and from a higher one numbers could overflow.
@@ -22,7 +22,7 @@ const NAME_SHOWN_BYTES: usize = 255;
 pub(crate) const NAME_CAP_BYTES: usize = 255;
 
 #[derive(Debug)]
-pub(crate) struct Connection {
+pub(crate) struct ClientConnection {
     pub(crate) session: u32,
     pub(crate) writable: bool,
     pub(crate) consumers: Vec<u32>,
@@ -35,7 +35,7 @@ pub(crate) struct Connection {
     /// What it has said of itself, if it has.
     pub(crate) report: Option<WorkerReport>,
     pub(crate) welcome: Option<Welcome>,
-    pub(crate) deliveries: VecDeque<Waiting>,
+    pub(crate) deliveries: VecDeque<UnsentDelivery>,
     /// Number of these for which bodies that are not in memory have been asked for, and their bytes.
     pub(crate) ahead: usize,
     pub(crate) ahead_bytes: usize,
@@ -51,7 +51,7 @@ pub(crate) struct Connection {
 
 /// A delivery that waits to be sent.
 #[derive(Debug)]
-pub(crate) struct Waiting {
+pub(crate) struct UnsentDelivery {
     pub(crate) consumer: u32,
     pub(crate) message: Handle,
     pub(crate) grant: u64,
@@ -66,7 +66,7 @@ pub(crate) struct Welcome {
     pub(crate) leases: Vec<Lease>,
 }
 
-impl Connection {
+impl ClientConnection {
     pub(crate) fn new(session: u32, welcome: Welcome) -> Self {
         Self {
             session,
@@ -146,7 +146,7 @@ impl Broker {
             ),
             None => (self.state.sessions.numbers + 1, last_seq),
         };
-        self.record(&Event::SessionOpened {
+        self.record(&RecordEvent::SessionOpened {
             number,
             session: id,
             heartbeat_ms,
@@ -173,7 +173,7 @@ impl Broker {
             leases,
         };
         self.connections
-            .insert(conn, Connection::new(index, welcome));
+            .insert(conn, ClientConnection::new(index, welcome));
         self.stand_in_line(conn);
         if !planted!("cancel-forgotten-at-reconnect") {
             let leases = &self.state.sessions[index].leases;
@@ -207,7 +207,7 @@ impl Broker {
                     started_at: self.clocks.wall(),
                 };
                 let session_number = self.state.sessions[session].number;
-                self.record(&Event::Granted {
+                self.record(&RecordEvent::Granted {
                     number,
                     session: session_number,
                     grant,
@@ -262,7 +262,7 @@ impl Broker {
         }
         let left_at = self.clocks.steady();
         let number = self.state.sessions[index].number;
-        self.record(&Event::SessionLeft {
+        self.record(&RecordEvent::SessionLeft {
             number,
             at: left_at,
         });
@@ -290,7 +290,7 @@ impl Broker {
         let session = &mut self.state.sessions[index];
         session.conn = None;
         if let Some(staged) = session.staged.take() {
-            self.staged_parts_bytes -= staged.bytes;
+            self.pending_parts_bytes -= staged.bytes;
         }
         let mut unsent = session.leases.clone();
         unsent.retain(|slot| {
@@ -312,7 +312,7 @@ impl Broker {
         let number = self.state.messages[slot].number();
         let lease = self.state.messages.lease_state(slot);
         let redelivered = lease.is_some_and(|lease| lease.sent);
-        self.record(&Event::Returned {
+        self.record(&RecordEvent::Returned {
             number,
             redelivered,
         });

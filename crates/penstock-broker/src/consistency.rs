@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use penstock_message::MessageId;
 
 use crate::Broker;
-use crate::consumers::Seat;
+use crate::consumers::ConsumerSeat;
 use crate::joins::Amount;
-use crate::messages::State as MessagePlace;
+use crate::messages::EntryState;
 use crate::table::interner::Name;
 
 impl Broker {
@@ -37,7 +37,7 @@ impl Broker {
             .filter_map(|(_, session)| session.staged.as_ref())
             .map(|staged| staged.bytes)
             .sum();
-        assert_eq!(self.staged_parts_bytes, staged, "bytes of staged parts");
+        assert_eq!(self.pending_parts_bytes, staged, "bytes of staged parts");
     }
 
     /// Panics if a job that waits is waited for by what it waits for. For the simulator, whose clients wait for nothing
@@ -102,22 +102,22 @@ impl Broker {
                 .extras(slot)
                 .is_some_and(|extras| extras.later.is_some());
             assert!(
-                !has_times || matches!(state.messages.state(slot), MessagePlace::Held(_)),
+                !has_times || matches!(state.messages.state(slot), EntryState::Held(_)),
                 "{id} has times that begin with a release which is over"
             );
             match state.messages.state(slot) {
-                MessagePlace::Ready => {
+                EntryState::Ready => {
                     count[0] += 1;
                     count[3] += state.messages.body_bytes(slot);
                     *flows
                         .entry((kind.queue, kind.priority, kind.task))
                         .or_default() += 1;
                 }
-                MessagePlace::Delayed(_) => {
+                EntryState::Delayed(_) => {
                     count[1] += 1;
                     count[4] += state.messages.body_bytes(slot);
                 }
-                MessagePlace::Leased(lease) => {
+                EntryState::Leased(lease) => {
                     count[2] += 1;
                     leases += 1;
                     let flow = state.messages.flow(slot).expect("it is charged");
@@ -133,12 +133,12 @@ impl Broker {
                         "{id} has a grant that was never given out"
                     );
                 }
-                MessagePlace::Failed => {
+                EntryState::Failed => {
                     failed.insert(entry.number(), slot);
                     *failed_of.entry(kind.queue).or_insert(0) += 1;
                 }
-                MessagePlace::Ended => unreachable!("it was passed over"),
-                MessagePlace::Held(join) => {
+                EntryState::Ended => unreachable!("it was passed over"),
+                EntryState::Held(join) => {
                     let join = state
                         .joins
                         .find(&join)
@@ -208,7 +208,7 @@ impl Broker {
                 waiting.count(),
                 "consumers in the ring of a queue"
             );
-            let takes = |seat: &Seat| seat.queue == index;
+            let takes = |seat: &ConsumerSeat| seat.queue == index;
             let consumers = consumers
                 .filter(|consumer| consumer.seats.iter().any(takes))
                 .count();
@@ -346,7 +346,7 @@ impl Broker {
             .iter()
             .map(|(slot, _)| state.messages.journal_bytes(slot))
             .sum();
-        let values: u64 = state.keys.iter().map(crate::keys::Stored::bytes).sum();
+        let values: u64 = state.keys.iter().map(crate::keys::StoredValue::bytes).sum();
         let joins: u64 = state
             .joins
             .iter()
@@ -355,7 +355,7 @@ impl Broker {
         let mut kept: BTreeMap<_, Amount> = BTreeMap::new();
         for (slot, entry) in state.messages.iter() {
             if !entry.is_ended()
-                && let MessagePlace::Held(join) = state.messages.state(slot)
+                && let EntryState::Held(join) = state.messages.state(slot)
             {
                 let bytes = state.messages.journal_bytes(slot);
                 *kept.entry(join).or_default() += Amount { jobs: 1, bytes };

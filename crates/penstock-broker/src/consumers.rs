@@ -9,8 +9,8 @@ use penstock_faults::planted;
 use penstock_message::{Consume, MessageId, Notice, TaskSelection};
 use rustc_hash::FxHashMap;
 
-use crate::connections::{Connection, NAME_CAP_BYTES};
-use crate::queues::queue::Waiter;
+use crate::connections::{ClientConnection, NAME_CAP_BYTES};
+use crate::queues::queue::WaitingConsumer;
 use crate::table::slab::Slab;
 use crate::{Broker, CloseReason, ConnId};
 
@@ -22,14 +22,14 @@ const TASKS_CAP: usize = 1 << 16;
 const CONSUMERS_CAP: usize = 64;
 
 #[derive(Debug)]
-pub(crate) struct Consumer {
+pub(crate) struct QueueConsumer {
     pub(crate) conn: ConnId,
     /// Its number in its connection, which the client chooses.
     pub(crate) number: u32,
     /// The app whose tasks it runs, for people.
     pub(crate) app: String,
     pub(crate) credit: u64,
-    pub(crate) seats: Vec<Seat>,
+    pub(crate) seats: Vec<ConsumerSeat>,
     /// The seat that is asked first next time, so that its queues take turns.
     next_seat: usize,
     /// The tasks that it can run, as a set of [`TaskSets`](crate::queues::TaskSets); `None`: any.
@@ -42,26 +42,26 @@ pub(crate) struct Consumer {
 
 /// A queue that a consumer takes from.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Seat {
+pub(crate) struct ConsumerSeat {
     pub(crate) queue: u32,
     /// Whether it stands in the ring of the queue.
     is_waiting: bool,
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Consumers {
-    all: Slab<Consumer>,
+pub(crate) struct QueueConsumers {
+    all: Slab<QueueConsumer>,
     serials: u64,
     /// Time of the next look at those that are held, on the monotonic clock.
     pub(crate) next_look: Option<u64>,
 }
 
-impl Consumers {
-    pub(crate) fn get(&self, slot: u32) -> Option<&Consumer> {
+impl QueueConsumers {
+    pub(crate) fn get(&self, slot: u32) -> Option<&QueueConsumer> {
         self.all.get(slot)
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Consumer> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &QueueConsumer> {
         self.all.iter().map(|(_, consumer)| consumer)
     }
 
@@ -70,24 +70,24 @@ impl Consumers {
     }
 
     /// Returns the connection that it stands for, and the consumer's number there.
-    pub(crate) fn who(&self, waiter: Waiter) -> (ConnId, u32) {
+    pub(crate) fn who(&self, waiter: WaitingConsumer) -> (ConnId, u32) {
         let consumer = &self.all[waiter.consumer];
         (consumer.conn, consumer.number)
     }
 
-    pub(crate) fn tasks_of(&self, waiter: Waiter) -> Option<u32> {
+    pub(crate) fn tasks_of(&self, waiter: WaitingConsumer) -> Option<u32> {
         self.all[waiter.consumer].tasks
     }
 
     /// Whether a consumer in the ring of this queue is to be given work; if not, it leaves the ring.
     pub(crate) fn wants(
         &mut self,
-        waiter: Waiter,
+        waiter: WaitingConsumer,
         queue: u32,
-        connections: &FxHashMap<ConnId, Connection>,
+        connections: &FxHashMap<ConnId, ClientConnection>,
     ) -> bool {
         let conn = self.all.get(waiter.consumer).map(|consumer| consumer.conn);
-        let is_starved = |other: &Consumer| Some(other.conn) == conn && other.credit == 0;
+        let is_starved = |other: &QueueConsumer| Some(other.conn) == conn && other.credit == 0;
         let is_held_up =
             planted!("wait-for-other-kinds") && self.all.iter().any(|(_, other)| is_starved(other));
         let consumer = self.all.get_mut(waiter.consumer);
@@ -95,8 +95,9 @@ impl Consumers {
             return false;
         };
         let connection = connections.get(&consumer.conn);
-        let wants =
-            consumer.credit > 0 && connection.is_some_and(Connection::takes_work) && !is_held_up;
+        let wants = consumer.credit > 0
+            && connection.is_some_and(ClientConnection::takes_work)
+            && !is_held_up;
         if !wants {
             consumer.sit(queue, false);
         }
@@ -106,9 +107,9 @@ impl Consumers {
     /// Notes that the consumer was given a message of this queue; true when it stays in the ring.
     pub(crate) fn was_served(
         &mut self,
-        waiter: Waiter,
+        waiter: WaitingConsumer,
         queue: u32,
-        connection: &Connection,
+        connection: &ClientConnection,
     ) -> bool {
         let consumer = &mut self.all[waiter.consumer];
         consumer.credit -= 1;
@@ -122,15 +123,15 @@ impl Consumers {
     }
 }
 
-impl Consumer {
+impl QueueConsumer {
     /// Whether it takes nothing because all of its slots are held by jobs that wait.
     pub(crate) fn is_held(&self) -> bool {
         self.credit == 0 && !self.held_by.is_empty()
     }
 
     /// Returns its queues, and its entries in their rings.
-    fn places(&self, slot: u32) -> impl Iterator<Item = (u32, Option<Waiter>)> {
-        let waiter = Waiter {
+    fn places(&self, slot: u32) -> impl Iterator<Item = (u32, Option<WaitingConsumer>)> {
+        let waiter = WaitingConsumer {
             consumer: slot,
             serial: self.serial,
         };
@@ -176,7 +177,7 @@ impl Broker {
         }
         connection.is_worker = true;
         let slot = known.unwrap_or_else(|| {
-            let slot = self.consumers.all.insert(Consumer {
+            let slot = self.consumers.all.insert(QueueConsumer {
                 conn,
                 number,
                 app: String::new(),
@@ -252,7 +253,7 @@ impl Broker {
             self.consumers.serials += 1;
             let serial = self.consumers.serials;
             let consumer = &mut self.consumers.all[slot];
-            let sit = |queue: &u32| Seat {
+            let sit = |queue: &u32| ConsumerSeat {
                 queue: *queue,
                 is_waiting: false,
             };
@@ -336,7 +337,7 @@ impl Broker {
         if consumer.credit == 0 || !connection.takes_work() {
             return;
         }
-        let waiter = Waiter {
+        let waiter = WaitingConsumer {
             consumer: slot,
             serial: consumer.serial,
         };

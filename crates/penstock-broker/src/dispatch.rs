@@ -8,16 +8,16 @@ use penstock_message::{
 };
 
 use crate::Broker;
-use crate::clock::{Clocks, When};
-use crate::connections::{Waiting, cut};
-use crate::endings::{CRASHED, End, Unrun};
-use crate::held_effects::{Effect, Rests};
-use crate::messages::shared_heads::Kind;
-use crate::messages::{Handle, State as MessagePlace};
+use crate::clock::{ClockTime, Clocks};
+use crate::connections::{UnsentDelivery, cut};
+use crate::endings::{CRASHED, RunEnd, Unrun};
+use crate::held_effects::{Effect, SafeAfter};
+use crate::messages::shared_heads::SharedHead;
+use crate::messages::{EntryState, Handle};
 use crate::queues::queue::{Queue, Service};
-use crate::queues::tally::Counted;
-use crate::records::{Change, ENDED_AT_ONCE, Event, Failing, Grant, How, Mark};
-use crate::state::State;
+use crate::queues::tally::Counter;
+use crate::records::{Change, ENDED_AT_ONCE, Failing, Grant, Mark, RecordEvent, UnrunCause};
+use crate::state::BrokerState;
 use crate::table::interner::Name;
 use crate::timers::Timer;
 
@@ -55,7 +55,7 @@ impl Broker {
                 break;
             }
             match self.hand_out_one(queue) {
-                HandOut::Overdue { slot } => {
+                HandOutOutcome::Overdue { slot } => {
                     // It ends at once, for its flow may list it a second time.
                     durability = Durability::Disk;
                     self.must_be_safe();
@@ -63,14 +63,14 @@ impl Broker {
                     self.expire(&mut vec![slot]);
                     self.state.queues.activate_first(queue);
                 }
-                HandOut::Cancelled { slot, mark } => {
+                HandOutOutcome::Cancelled { slot, mark } => {
                     durability = Durability::Disk;
                     self.must_be_safe();
                     self.state.push_ready(slot);
                     self.end_cancelled(slot, &mark);
                     self.state.queues.activate_first(queue);
                 }
-                HandOut::Done { must_be_safe } => {
+                HandOutOutcome::Done { must_be_safe } => {
                     self.counts.delivered += 1;
                     self.added += 1;
                     may_start -= 1;
@@ -79,7 +79,7 @@ impl Broker {
                         durability = Durability::Disk;
                     }
                 }
-                HandOut::NothingReady => {}
+                HandOutOutcome::NothingReady => {}
             }
         }
         self.seal(durability);
@@ -103,8 +103,8 @@ impl Broker {
         (fewest + STARTED_ON_FULL_DISK).saturating_sub(running)
     }
 
-    fn hand_out_one(&mut self, queue: u32) -> HandOut {
-        let State {
+    fn hand_out_one(&mut self, queue: u32) -> HandOutOutcome {
+        let BrokerState {
             queues, messages, ..
         } = &mut self.state;
         let (consumers, connections) = (&mut self.consumers, &mut self.connections);
@@ -112,7 +112,7 @@ impl Broker {
             consumers.wants(waiter, queue, connections)
         });
         let Some((waiter, slot, charge)) = taken else {
-            return HandOut::NothingReady;
+            return HandOutOutcome::NothingReady;
         };
         if let Some(when) = messages.expires_at(slot)
             && self.clocks.has_come(when)
@@ -121,20 +121,20 @@ impl Broker {
             // Its timer has not had its turn among many.
             queues.refund(messages, slot, charge);
             queues.enroll_first(queue, consumers.tasks_of(waiter), waiter);
-            return HandOut::Overdue { slot };
+            return HandOutOutcome::Overdue { slot };
         }
         if let Some(mark) = self.state.mark_that_cancels(slot)
             && !planted!("start-while-cancelling")
         {
             // The steps of an operation under way have not come to it.
-            let State {
+            let BrokerState {
                 queues, messages, ..
             } = &mut self.state;
             queues.refund(messages, slot, charge);
             queues.enroll_first(queue, self.consumers.tasks_of(waiter), waiter);
-            return HandOut::Cancelled { slot, mark };
+            return HandOutOutcome::Cancelled { slot, mark };
         }
-        let State {
+        let BrokerState {
             queues,
             messages,
             sessions,
@@ -147,13 +147,13 @@ impl Broker {
         if consumers.was_served(waiter, queue, connection) {
             queues.enroll(queue, consumers.tasks_of(waiter), waiter);
         }
-        messages.count(slot, Counted::Started);
+        messages.count(slot, Counter::Started);
         let session = connection.session;
         let session_number = sessions[session].number;
         let number = messages[slot].number();
         let must_be_safe = messages.kind(slot).max_deliveries == 1 && !planted!("lend-unsafely");
         let mut rests = match planted!("deliver-before-durable") {
-            true => Rests::default(),
+            true => SafeAfter::default(),
             false => messages.rests(slot),
         };
         if must_be_safe {
@@ -161,7 +161,7 @@ impl Broker {
         }
         if self.state.messages.until_start(slot).is_some() {
             // Before the lease: a claim that ends here is not taken again, by a retry or after a crash.
-            self.record(&Event::Unclaimed { number });
+            self.record(&RecordEvent::Unclaimed { number });
             self.state.give_up_claim(slot);
         }
         let grant = Grant {
@@ -169,7 +169,7 @@ impl Broker {
             number: self.state.grants + 1,
             started_at: self.clocks.wall(),
         };
-        self.record(&Event::Granted {
+        self.record(&RecordEvent::Granted {
             number,
             session: session_number,
             grant,
@@ -185,7 +185,7 @@ impl Broker {
                 grant: grant.number,
             },
         );
-        HandOut::Done { must_be_safe }
+        HandOutOutcome::Done { must_be_safe }
     }
 
     pub(crate) fn run_timers(&mut self) {
@@ -229,7 +229,7 @@ impl Broker {
         match timer {
             Timer::Due { number, slot } => {
                 if self.state.messages.get(Handle { number, slot }).is_some()
-                    && let MessagePlace::Delayed(when) = self.state.messages.state(slot)
+                    && let EntryState::Delayed(when) = self.state.messages.state(slot)
                 {
                     debug_assert!(self.clocks.has_come(when));
                     self.state.come_due(slot);
@@ -237,7 +237,7 @@ impl Broker {
             }
             Timer::Near { number, slot } => {
                 if self.state.messages.get(Handle { number, slot }).is_some()
-                    && let MessagePlace::Delayed(when) = self.state.messages.state(slot)
+                    && let EntryState::Delayed(when) = self.state.messages.state(slot)
                 {
                     self.state.timers.set(when, Timer::Due { number, slot });
                     self.comes_near(Handle { number, slot });
@@ -253,7 +253,7 @@ impl Broker {
                 if self.state.joins.is_pinned(&key, now) && !planted!("unpin-early") {
                     let later = now.saturating_add(pinned_for_ms(now.saturating_sub(at)));
                     let timer = Timer::ValueExpiry { slot, number };
-                    self.state.timers.set(When::steady(later), timer);
+                    self.state.timers.set(ClockTime::steady(later), timer);
                 } else if !planted!("keep-key") {
                     self.state.drop_value(&key);
                 }
@@ -283,7 +283,7 @@ impl Broker {
                         self.state.ends.timed.insert(ttl_ms);
                         let later = now.saturating_add(pinned_for_ms(over_for_ms));
                         let timer = Timer::EndedValues { ttl_ms };
-                        self.state.timers.set(When::steady(later), timer);
+                        self.state.timers.set(ClockTime::steady(later), timer);
                     }
                     None => self.state.wait_for_ended_values(ttl_ms),
                 }
@@ -302,7 +302,7 @@ impl Broker {
                 session,
                 generation,
             } => {
-                let is_away = |session: &crate::sessions::Session| {
+                let is_away = |session: &crate::sessions::ClientSession| {
                     session.generation == generation && !planted!("keep-leases")
                 };
                 if self.state.sessions.get(session).is_some_and(is_away) {
@@ -405,7 +405,7 @@ impl Broker {
             return;
         }
         let reason = self.state.names.intern("");
-        let how = How::Expired;
+        let how = UnrunCause::Expired;
         self.added += overdue.len();
         self.added += self.end_unrun(std::mem::take(overdue), Unrun { how, reason });
     }
@@ -427,7 +427,7 @@ impl Broker {
             return;
         }
         let number = self.state.messages[slot].number();
-        self.count(slot, Counted::Crashed);
+        self.count(slot, Counter::Crashed);
         let head = self.crash_head(slot);
         let (suspects, delay_ms) = match crashed(head, blame) {
             CrashEnd::Failed { .. } => return self.fail_by_itself(slot, true, CRASHED, &reason),
@@ -446,7 +446,7 @@ impl Broker {
             // is delayed comes behind what is ready, as a retry does.
             return self.renumber(slot, Some(&reason), due);
         }
-        self.record(&Event::Crashed {
+        self.record(&RecordEvent::Crashed {
             number,
             reason: &reason,
         });
@@ -464,7 +464,7 @@ impl Broker {
         }
         match crashed(self.crash_head(slot), Some(Blame::Suspected)) {
             CrashEnd::Failed { .. } => {
-                self.count(slot, Counted::Crashed);
+                self.count(slot, Counter::Crashed);
                 return self.fail_by_itself(slot, true, CRASHED, &reason);
             }
             CrashEnd::Again { .. } => {}
@@ -475,7 +475,7 @@ impl Broker {
 
     fn put_under_suspicion(&mut self, slot: u32, reason: Bytes) {
         let number = self.state.messages[slot].number();
-        self.record(&Event::Suspected {
+        self.record(&RecordEvent::Suspected {
             number,
             reason: &reason,
         });
@@ -494,7 +494,7 @@ impl Broker {
 
     /// Renumbers a message that comes to wait where a purge has been, or until it is due: its lease ends without an outcome,
     /// or it was held.
-    pub(crate) fn renumber(&mut self, slot: u32, crashed: Option<&Bytes>, due: Option<When>) {
+    pub(crate) fn renumber(&mut self, slot: u32, crashed: Option<&Bytes>, due: Option<ClockTime>) {
         let lease = self.state.messages.lease_state(slot);
         let was_sent = lease.is_some_and(|lease| lease.sent);
         let number = self.state.messages[slot].number();
@@ -509,7 +509,7 @@ impl Broker {
             note: crashed.map(|reason| &reason[..]),
             expires_at: None,
         };
-        self.record(&Event::Moved { number, change });
+        self.record(&RecordEvent::Moved { number, change });
         self.state
             .move_message(slot, &change, crashed.cloned(), None);
     }
@@ -530,7 +530,7 @@ impl Broker {
             note: Some(reason),
             at: self.clocks.steady(),
         };
-        let end = End::Failed {
+        let end = RunEnd::Failed {
             failing,
             value: Some(reason.clone()),
             cost_us: None,
@@ -539,7 +539,7 @@ impl Broker {
     }
 }
 
-enum HandOut {
+enum HandOutOutcome {
     /// The time of this one is over. It is in no queue now.
     Overdue {
         slot: u32,
@@ -555,7 +555,7 @@ enum HandOut {
     NothingReady,
 }
 
-impl State {
+impl BrokerState {
     /// Whether the message is handed out and can't be sent before its body was read back.
     pub(crate) fn awaits_body(&self, message: Handle) -> bool {
         self.messages.get(message).is_some() && self.messages.is_sent_after_read(message.slot)
@@ -577,7 +577,7 @@ impl State {
         body.unwrap_or_default()
     }
 
-    fn extras_to_send(kind: &Kind, extras: Option<Extras>) -> Option<Box<Extras>> {
+    fn extras_to_send(kind: &SharedHead, extras: Option<Extras>) -> Option<Box<Extras>> {
         if extras.is_none() && kind.generation == 0 {
             return None;
         }
@@ -590,7 +590,11 @@ impl State {
     }
 
     /// Returns the delivery of a hand-out that still holds; from here on the job may have begun.
-    pub(crate) fn delivery(&mut self, waiting: &Waiting, clocks: &Clocks) -> Option<Delivery> {
+    pub(crate) fn delivery(
+        &mut self,
+        waiting: &UnsentDelivery,
+        clocks: &Clocks,
+    ) -> Option<Delivery> {
         self.messages.get(waiting.message)?;
         let slot = waiting.message.slot;
         let lease = self.messages.lease(slot)?;

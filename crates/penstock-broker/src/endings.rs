@@ -1,5 +1,5 @@
 //! How messages end. Whatever ends one (a worker, a failure, a crash, its age, a purge, a person, a lack
-//! of room), it ends here: its value is stored or left to be derived, and [`State::end`] frees the key that
+//! of room), it ends here: its value is stored or left to be derived, and [`BrokerState::end`] frees the key that
 //! it owns, counts, and reports to the join that it is a member of.
 //!
 //! A message that the broker ends itself has no value of its own in the journal. How and when it ended
@@ -21,14 +21,14 @@ use crate::bulk_operations::PURGED;
 use crate::chores::BLOCKED;
 use crate::endings::ended_values::ENDED_VALUE_BYTES;
 use crate::joins::{Arrival, Join};
-use crate::messages::{Ended, Handle, State as MessagePlace};
-use crate::queues::tally::Counted;
-use crate::records::{ENDED_AT_ONCE, Event, Failing, How, Renumbered, RunHead};
-use crate::state::{Ending, State};
+use crate::messages::{EntryState, Handle, UnrunEnd};
+use crate::queues::tally::Counter;
+use crate::records::{ENDED_AT_ONCE, Failing, RecordEvent, Renumbered, RunHead, UnrunCause};
+use crate::state::{BrokerState, Ending};
 use crate::table::interner::Name;
 
 /// The end of a run, or of a message that can't be run any more.
-pub(crate) enum End<'a> {
+pub(crate) enum RunEnd<'a> {
     /// Its worker has finished it. The value comes with the same transaction.
     Acked { cost_us: u64 },
     /// Its worker has finished the run, and something else takes the place of the job.
@@ -44,7 +44,7 @@ pub(crate) enum End<'a> {
 /// How and why the broker ends messages that do not run.
 #[derive(Clone, Copy)]
 pub(crate) struct Unrun {
-    pub(crate) how: How,
+    pub(crate) how: UnrunCause,
     pub(crate) reason: Name,
 }
 
@@ -69,7 +69,7 @@ pub(crate) const UNREADABLE: &str = "Unreadable";
 impl Broker {
     /// Counts it for the queue and the task of the message.
     #[inline]
-    pub(crate) fn count(&mut self, slot: u32, what: Counted) {
+    pub(crate) fn count(&mut self, slot: u32, what: Counter) {
         self.state.messages.count(slot, what);
     }
 
@@ -80,30 +80,30 @@ impl Broker {
     }
 
     /// Ends a message whose run is over, or that failed without one.
-    pub(crate) fn end(&mut self, slot: u32, end: End<'_>) {
+    pub(crate) fn end(&mut self, slot: u32, end: RunEnd<'_>) {
         let number = self.state.messages[slot].number();
         match end {
-            End::Acked { cost_us } => {
+            RunEnd::Acked { cost_us } => {
                 self.counts.settled += 1;
-                self.count(slot, Counted::Succeeded);
-                self.record(&Event::Settled { number });
+                self.count(slot, Counter::Succeeded);
+                self.record(&RecordEvent::Settled { number });
                 let cost_us = Some(cost_us);
                 self.state.end(slot, Ending::Acked { cost_us });
             }
-            End::Replaced { cost_us } => {
+            RunEnd::Replaced { cost_us } => {
                 self.counts.settled += 1;
-                self.count(slot, Counted::Succeeded);
-                self.record(&Event::Replaced { number });
+                self.count(slot, Counter::Succeeded);
+                self.record(&RecordEvent::Replaced { number });
                 let cost_us = Some(cost_us);
                 self.state.end(slot, Ending::Replaced { cost_us });
             }
-            End::Failed {
+            RunEnd::Failed {
                 failing,
                 value,
                 cost_us,
             } => {
                 self.counts.failed += 1;
-                self.count(slot, Counted::Failed);
+                self.count(slot, Counter::Failed);
                 let status = match failing.crashed || cost_us.is_none() {
                     true => ValueStatus::Crashed,
                     false => ValueStatus::Failed,
@@ -114,11 +114,11 @@ impl Broker {
                     false => planted!("forget-failed"),
                 };
                 if is_lost {
-                    self.record(&Event::Settled { number });
+                    self.record(&RecordEvent::Settled { number });
                     self.state.end(slot, Ending::Acked { cost_us });
                     return;
                 }
-                self.record(&Event::Failed {
+                self.record(&RecordEvent::Failed {
                     number,
                     failure: failing,
                 });
@@ -149,14 +149,15 @@ impl Broker {
             let slots = slots.iter().copied();
             slots.filter(|slot| told(slot) == how).collect()
         };
-        let all = [None, Some(How::Purged), Some(How::Blocked)].map(|how| (how, of(how)));
+        let all =
+            [None, Some(UnrunCause::Purged), Some(UnrunCause::Blocked)].map(|how| (how, of(how)));
         let ended = all.into_iter().map(|(how, slots)| {
             let unrun = match how {
                 None => unrun,
                 Some(how) => Unrun {
                     how,
                     reason: self.state.names.intern(match how {
-                        How::Purged => PURGED,
+                        UnrunCause::Purged => PURGED,
                         _ => BLOCKED,
                     }),
                 },
@@ -197,7 +198,7 @@ impl Broker {
             }
             let numbers = slots.iter().map(|slot| self.state.messages[*slot].number());
             let numbers: Vec<u64> = numbers.collect();
-            self.record(&Event::EndedMany {
+            self.record(&RecordEvent::EndedMany {
                 how,
                 reason,
                 at,
@@ -206,7 +207,7 @@ impl Broker {
             });
             for slot in slots {
                 self.count_unrun(*slot, unrun, kept);
-                let ended = Ended { how, reason, at };
+                let ended = UnrunEnd { how, reason, at };
                 self.state.end(*slot, Ending::Unrun { ended, kept });
             }
         }
@@ -243,22 +244,23 @@ impl Broker {
         if !self.state.value_stands_behind(&key, slot) {
             return;
         }
-        self.record(&Event::Removed { key: key.clone() });
+        self.record(&RecordEvent::Removed { key: key.clone() });
         if let Some(owner) = self.state.keys.owner(&key) {
             // The message that owns the key keeps it.
             let number = owner.number;
-            self.record(&Event::Claimed { number, key });
+            self.record(&RecordEvent::Claimed { number, key });
         }
     }
 
     fn count_unrun(&mut self, slot: u32, unrun: Unrun, kept: bool) {
         let Unrun { how, reason } = unrun;
         let (count, counted) = match how {
-            How::Expired => (&mut self.counts.expired, Counted::Expired),
-            How::Displaced => (&mut self.counts.dropped, Counted::Dropped),
-            How::Purged | How::Cancelled | How::Blocked | How::NotNeeded => {
-                (&mut self.counts.cancelled, Counted::Cancelled)
-            }
+            UnrunCause::Expired => (&mut self.counts.expired, Counter::Expired),
+            UnrunCause::Displaced => (&mut self.counts.dropped, Counter::Dropped),
+            UnrunCause::Purged
+            | UnrunCause::Cancelled
+            | UnrunCause::Blocked
+            | UnrunCause::NotNeeded => (&mut self.counts.cancelled, Counter::Cancelled),
         };
         *count += 1;
         self.count(slot, counted);
@@ -297,7 +299,7 @@ impl Broker {
         run: Option<RunHead>,
     ) {
         let expires_at = ttl_ms.map(|ttl_ms| self.clocks.steady().saturating_add(ttl_ms));
-        let stored = Event::Stored {
+        let stored = RecordEvent::Stored {
             key,
             status: value.status,
             body: &value.body,
@@ -306,7 +308,7 @@ impl Broker {
             run,
         };
         self.writer.push(&self.state.names, &stored);
-        let Event::Stored { key, .. } = stored else {
+        let RecordEvent::Stored { key, .. } = stored else {
             unreachable!("it was made above")
         };
         self.state.store(key, value, group, expires_at, run);
@@ -327,7 +329,7 @@ impl Broker {
             };
             self.added += 1;
             self.tell_eviction(group);
-            self.record(&Event::Evicted { key: key.clone() });
+            self.record(&RecordEvent::Evicted { key: key.clone() });
             self.state.drop_value(&key);
             self.state.keys.evicted += 1;
         }
@@ -365,7 +367,7 @@ impl Broker {
         }
         self.added += numbers.len();
         numbers.sort_unstable();
-        self.record(&Event::KeptDropped {
+        self.record(&RecordEvent::KeptDropped {
             numbers: numbers.into(),
         });
     }
@@ -411,7 +413,7 @@ impl Broker {
         let inherited = std::mem::take(&mut self.state.inherited);
         for (number, key) in &inherited {
             let (number, key) = (*number, key.clone());
-            self.record(&Event::Claimed { number, key });
+            self.record(&RecordEvent::Claimed { number, key });
         }
         inherited.len()
     }
@@ -427,13 +429,15 @@ impl Broker {
             };
             if reported.must_be_told {
                 match reported.arrival {
-                    Arrival::Succeeded => self.record(&Event::Joined { join: id, index }),
-                    Arrival::Failed(causes) => self.record(&Event::MemberFailed {
+                    Arrival::Succeeded => self.record(&RecordEvent::Joined { join: id, index }),
+                    Arrival::Failed(causes) => self.record(&RecordEvent::MemberFailed {
                         join: id,
                         index,
                         causes: causes.into(),
                     }),
-                    Arrival::NotNeeded => self.record(&Event::MemberNotNeeded { join: id, index }),
+                    Arrival::NotNeeded => {
+                        self.record(&RecordEvent::MemberNotNeeded { join: id, index })
+                    }
                 }
                 events += 1;
             }
@@ -481,7 +485,7 @@ impl Broker {
         let mut slots = self.held_for_failure(slot).filter(is_no_member).peekable();
         slots.peek()?;
         let slots: Vec<u32> = slots.take(self.step_size()).collect();
-        let (reason, how) = (self.state.names.intern(NOT_NEEDED), How::Cancelled);
+        let (reason, how) = (self.state.names.intern(NOT_NEEDED), UnrunCause::Cancelled);
         Some(slots.len() + self.end_unrun(slots, Unrun { how, reason }))
     }
 
@@ -516,7 +520,7 @@ impl Broker {
         let Some(slot) = self.state.joins.find(&join) else {
             return;
         };
-        self.record(&Event::JoinSealed {
+        self.record(&RecordEvent::JoinSealed {
             join,
             count,
             cancelled: false,
@@ -539,7 +543,7 @@ impl Broker {
             .growth
             .as_ref()
             .map_or(join.count, |growth| growth.members);
-        self.record(&Event::JoinSealed {
+        self.record(&RecordEvent::JoinSealed {
             join: join.id,
             count,
             cancelled: true,
@@ -554,7 +558,7 @@ impl Broker {
         let at = self.clocks.steady();
         let id = self.state.joins[slot].id;
         let moved = self.release_behind_marks(slot);
-        self.record(&Event::JoinOver { join: id, at });
+        self.record(&RecordEvent::JoinOver { join: id, at });
         let held = match planted!("errback-per-member") && self.state.joins[slot].count > 1 {
             true => self.state.joins[slot].held.clone(),
             false => Vec::new(),
@@ -580,7 +584,7 @@ impl Broker {
         let slots: Vec<u32> = self.held_slots(join).filter(has_key).collect();
         for slot in &slots {
             let number = self.state.messages[*slot].number();
-            self.record(&Event::Unclaimed { number });
+            self.record(&RecordEvent::Unclaimed { number });
             self.state.give_up_claim(*slot);
         }
         slots.len() + self.tell_inherited()
@@ -610,7 +614,7 @@ impl Broker {
         events += self.end_not_needed(slot);
         let renumbered = self.state.renumber_behind_marks(slot);
         let at = self.state.has_times(slot).then(|| self.clocks.steady());
-        self.record(&Event::JoinEnded {
+        self.record(&RecordEvent::JoinEnded {
             join: self.state.joins[slot].id,
             released: true,
             renumbered,
@@ -629,14 +633,14 @@ impl Broker {
         }
         let mut events = slots.len();
         let reason = self.state.names.intern(NOT_NEEDED);
-        let how = How::Cancelled;
+        let how = UnrunCause::Cancelled;
         // Those that wait end before what they wait for, or they would hear of its end.
         let after = self.not_needed_after(slot, &slots, usize::MAX);
         for (join, held) in after.into_iter().flatten().rev() {
             events += held.len() + 1;
             self.end_unrun_here(held, Unrun { how, reason });
             let id = self.state.joins[join].id;
-            self.record(&Event::JoinEnded {
+            self.record(&RecordEvent::JoinEnded {
                 join: id,
                 released: false,
                 renumbered: None,
@@ -742,7 +746,7 @@ impl Broker {
             let queue = self.state.queues[self.state.messages.kind(handle.slot).queue].name;
             let source = self.state.messages[handle.slot].number();
             let number = self.state.numbers + 1;
-            self.record(&Event::Copied {
+            self.record(&RecordEvent::Copied {
                 number,
                 source,
                 queue,
@@ -754,17 +758,17 @@ impl Broker {
     /// Whether the join still holds this message.
     pub(crate) fn is_held_by(&self, handle: Handle, join: &JoinId) -> bool {
         let messages = &self.state.messages;
-        messages.get(handle).is_some() && messages.state(handle.slot) == MessagePlace::Held(*join)
+        messages.get(handle).is_some() && messages.state(handle.slot) == EntryState::Held(*join)
     }
 }
 
-impl State {
+impl BrokerState {
     /// Returns the value of a message that the broker has ended in this way.
-    pub(crate) fn unrun_value(&self, how: How, reason: Name) -> Value {
+    pub(crate) fn unrun_value(&self, how: UnrunCause, reason: Name) -> Value {
         let status = match how {
-            How::Expired => ValueStatus::Expired,
+            UnrunCause::Expired => ValueStatus::Expired,
             // Which jobs have blocked it is forgotten with the join.
-            How::Blocked => return Value::new(ValueStatus::Upstream, Bytes::new()),
+            UnrunCause::Blocked => return Value::new(ValueStatus::Upstream, Bytes::new()),
             _ => ValueStatus::Cancelled,
         };
         let reason = self.names.text(reason);

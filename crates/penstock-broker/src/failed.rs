@@ -11,10 +11,10 @@ use penstock_message::{
 };
 
 use crate::Broker;
-use crate::clock::When;
-use crate::queues::tally::Counted;
-use crate::records::{ENDED_AT_ONCE, Event, Mark};
-use crate::state::{Ending, State};
+use crate::clock::ClockTime;
+use crate::queues::tally::Counter;
+use crate::records::{ENDED_AT_ONCE, Mark, RecordEvent};
+use crate::state::{BrokerState, Ending};
 use crate::table::interner::Name;
 use crate::timers::Timer;
 
@@ -97,7 +97,7 @@ enum Kept {
 
 /// Filter of failed jobs.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Wanted {
+pub(crate) struct FailedFilter {
     queue: Option<Name>,
     task: Option<Name>,
     workflow: Option<MessageId>,
@@ -107,7 +107,7 @@ pub(crate) struct Wanted {
     failed_before: Option<u64>,
 }
 
-impl From<&Mark> for Wanted {
+impl From<&Mark> for FailedFilter {
     fn from(mark: &Mark) -> Self {
         Self {
             queue: mark.queue,
@@ -129,8 +129,8 @@ impl Broker {
         self.clocks.wall_at(steady).max(enqueued_at)
     }
 
-    pub(crate) fn failed_matches(&self, slot: u32, wanted: &Wanted) -> bool {
-        let State {
+    pub(crate) fn failed_matches(&self, slot: u32, wanted: &FailedFilter) -> bool {
+        let BrokerState {
             messages, queues, ..
         } = &self.state;
         let Some(failure) = messages.failure(slot) else {
@@ -166,8 +166,8 @@ impl Broker {
         let from = self.state.queues[self.state.messages.queue(slot)].name;
         let queue = queue.unwrap_or(from);
         self.tell_of_replaced(slot);
-        self.record(&Event::Revived { number, to, queue });
-        self.count(slot, Counted::Retried);
+        self.record(&RecordEvent::Revived { number, to, queue });
+        self.count(slot, Counter::Retried);
         self.state.revive(slot, to, queue);
         if queue != from {
             self.count_arrival(slot);
@@ -196,7 +196,7 @@ impl Broker {
         let joins = self.joins_of(&slots);
         for slot in slots {
             let number = self.state.messages[slot].number();
-            self.record(&Event::Settled { number });
+            self.record(&RecordEvent::Settled { number });
             self.state.end(slot, Ending::Dropped);
         }
         self.give_up(joins);
@@ -225,7 +225,7 @@ impl Broker {
             let is_lost = !puts_up || !join.causes.iter().any(|cause| self.has_failed(cause));
             if join.is_over && join.over_at != GIVEN_UP && is_lost {
                 let at = GIVEN_UP;
-                self.record(&Event::JoinOver { join: id, at });
+                self.record(&RecordEvent::JoinOver { join: id, at });
                 self.state.block_join(slot, at);
                 events += 1;
             }
@@ -242,7 +242,7 @@ impl Broker {
     }
 
     fn is_over_caps(&self) -> bool {
-        let State {
+        let BrokerState {
             failed, blocked, ..
         } = &self.state;
         if planted!("keep-all-failed") {
@@ -334,7 +334,7 @@ impl Broker {
         self.added += oldest.len();
         let slots: Vec<u32> = oldest.iter().map(|(_, slot)| *slot).collect();
         let joins = self.joins_of(&slots);
-        self.record(&Event::FailedDropped { through });
+        self.record(&RecordEvent::FailedDropped { through });
         self.state.drop_failed_through(through);
         self.added += self.give_up(joins);
         self.state.failed.dropped += oldest.len() as u64;
@@ -382,13 +382,13 @@ impl Broker {
 
     /// Converts the filter to the broker's own names; `None` when it has an unknown name, so that nothing
     /// can match.
-    fn wanted(&self, filter: &Filter) -> Option<Wanted> {
+    fn wanted(&self, filter: &Filter) -> Option<FailedFilter> {
         let names = &self.state.names;
         let name = |text: &Option<String>| match text {
             None => Some(None),
             Some(text) => names.find(text).map(Some),
         };
-        Some(Wanted {
+        Some(FailedFilter {
             queue: name(&filter.queue)?,
             task: name(&filter.task)?,
             workflow: filter.workflow,
@@ -400,7 +400,7 @@ impl Broker {
     }
 
     fn describe_failed(&self, slot: u32) -> Option<FailedJob> {
-        let State {
+        let BrokerState {
             messages,
             queues,
             names,
@@ -439,7 +439,7 @@ impl Broker {
     }
 }
 
-impl State {
+impl BrokerState {
     /// Drops the failed jobs up to this number, of which there are about as many as fit into a step.
     pub(crate) fn drop_failed_through(&mut self, through: u64) {
         while let Some((number, slot)) = self.failed.oldest()
@@ -460,7 +460,7 @@ impl State {
         if let Some(at) = failed_at.into_iter().chain(over_at).min() {
             self.failed.is_timed = true;
             let over = at.saturating_add(self.failed_kept_ms);
-            self.timers.set(When::steady(over), Timer::FailedJobs);
+            self.timers.set(ClockTime::steady(over), Timer::FailedJobs);
         }
     }
 }

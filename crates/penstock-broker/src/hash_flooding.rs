@@ -12,7 +12,7 @@ use hashbrown::HashTable;
 use penstock_message::{Key, MessageId, SeededState};
 use rustc_hash::FxBuildHasher;
 
-use crate::messages::shared_heads::Kind;
+use crate::messages::shared_heads::SharedHead;
 use crate::table::interner::Interner;
 use crate::table::slot_index::SlotIndex;
 use crate::{Broker, BrokerOptions, Now, Recovery};
@@ -88,7 +88,7 @@ fn random_names() -> Vec<String> {
 }
 
 /// Clients choose attempts and times to live, and one can undo what the other does to an unseeded hash.
-fn chosen_kinds() -> Vec<Kind> {
+fn chosen_kinds() -> Vec<SharedHead> {
     const K: u64 = 0xf135_7aea_2e62_a9c5;
     let undone = |attempt: u32| 0_u64.wrapping_sub(K.wrapping_mul(K).wrapping_mul(attempt.into()));
     (0..COUNT as u32)
@@ -96,15 +96,15 @@ fn chosen_kinds() -> Vec<Kind> {
         .collect()
 }
 
-fn random_kinds() -> Vec<Kind> {
+fn random_kinds() -> Vec<SharedHead> {
     let random = SeededState::new(2);
     (0..COUNT as u32)
         .map(|attempt| kind(attempt, random.hash_one(attempt)))
         .collect()
 }
 
-fn kind(attempt: u32, result_ttl_ms: u64) -> Kind {
-    Kind {
+fn kind(attempt: u32, result_ttl_ms: u64) -> SharedHead {
+    SharedHead {
         queue: 1,
         task: Interner::default().intern("task"),
         priority: 4,

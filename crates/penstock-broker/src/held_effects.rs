@@ -9,12 +9,12 @@ use crate::{ConnId, Position};
 
 /// Records that must be on disk, or written to the operating system, before an effect may be seen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Rests {
+pub(crate) struct SafeAfter {
     pub(crate) disk: Position,
     pub(crate) os: Position,
 }
 
-impl Rests {
+impl SafeAfter {
     pub(crate) fn on(position: Position, durability: Durability) -> Self {
         let mut rests = Self::default();
         rests.add(position, durability);
@@ -73,15 +73,15 @@ pub(crate) enum Effect {
 /// Effects in the order of the records that they wait for. One that was decided early may so wait for a record
 /// that came later, never the other way round.
 #[derive(Debug, Default)]
-pub(crate) struct Effects {
+pub(crate) struct HeldEffects {
     /// Position up to which all records are synced and written.
     pub(crate) durable: Position,
     pub(crate) written: Position,
-    for_disk: VecDeque<(Rests, Effect)>,
-    for_os: VecDeque<(Rests, Effect)>,
+    for_disk: VecDeque<(SafeAfter, Effect)>,
+    for_os: VecDeque<(SafeAfter, Effect)>,
 }
 
-impl Effects {
+impl HeldEffects {
     /// Takes everything up to this position for safe: it was read from the disk.
     pub(crate) fn new(safe: Position) -> Self {
         Self {
@@ -91,12 +91,12 @@ impl Effects {
         }
     }
 
-    pub(crate) fn is_safe(&self, rests: Rests) -> bool {
+    pub(crate) fn is_safe(&self, rests: SafeAfter) -> bool {
         rests.disk <= self.durable && rests.os <= self.written
     }
 
     /// Returns the effect when it need not wait.
-    pub(crate) fn hold(&mut self, mut rests: Rests, effect: Effect) -> Option<Effect> {
+    pub(crate) fn hold(&mut self, mut rests: SafeAfter, effect: Effect) -> Option<Effect> {
         if rests.disk > self.durable {
             if let Some((last, _)) = self.for_disk.back() {
                 rests.disk = rests.disk.max(last.disk);

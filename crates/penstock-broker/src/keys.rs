@@ -8,7 +8,7 @@ use penstock_message::{Key, MessageId, Scope, SeededMap, SeededState, Value, Val
 use rustc_hash::FxHashMap;
 
 use crate::Position;
-use crate::held_effects::Rests;
+use crate::held_effects::SafeAfter;
 use crate::keys::watchers::Watchers;
 use crate::messages::Handle;
 use crate::records::RunHead;
@@ -18,7 +18,7 @@ use crate::table::slab::Slab;
 use crate::table::slot_index::SlotIndex;
 
 #[derive(Debug)]
-pub(crate) struct Stored {
+pub(crate) struct StoredValue {
     key: StoredKey,
     /// Feature that the key belongs to. (In the key, it would take eight bytes more.)
     scope: Option<Scope>,
@@ -31,7 +31,7 @@ pub(crate) struct Stored {
     /// Number that tells it from a later one in the same slot.
     pub(crate) number: u64,
     pub(crate) base: Position,
-    pub(crate) rests: Rests,
+    pub(crate) rests: SafeAfter,
 }
 
 /// A [`Key`] without its scope.
@@ -79,14 +79,14 @@ impl StoredRun {
     }
 }
 
-impl Stored {
+impl StoredValue {
     pub(crate) fn new(
         key: Key,
         value: Value,
         group: Name,
         expires_at: Option<u64>,
         run: Option<RunHead>,
-        at: (Position, Rests),
+        at: (Position, SafeAfter),
     ) -> Self {
         let (key, scope) = match key {
             Key::Result(id) => (StoredKey::Result(id), None),
@@ -150,7 +150,7 @@ impl Stored {
 
 /// Values that share a size cap.
 #[derive(Debug, Default)]
-struct Group {
+struct ValueGroup {
     bytes: u64,
     /// Results in the order of their coming; some may be stale.
     order: Fifo<(u32, u64)>,
@@ -160,12 +160,12 @@ struct Group {
 
 #[derive(Debug, Default)]
 pub(crate) struct Keys {
-    values: Slab<Stored>,
+    values: Slab<StoredValue>,
     by_key: SlotIndex,
     results: u64,
     claims: SeededMap<Key, Handle>,
     /// Groups that have results, and groups that a notice named as over the cap.
-    groups: FxHashMap<Name, Group>,
+    groups: FxHashMap<Name, ValueGroup>,
     pub(crate) watchers: Watchers,
     stored: u64,
     pub(crate) results_bytes: u64,
@@ -195,21 +195,21 @@ impl Keys {
         self.by_key.find(self.by_key.hash(key), is_it)
     }
 
-    pub(crate) fn value(&self, key: &Key) -> Option<&Stored> {
+    pub(crate) fn value(&self, key: &Key) -> Option<&StoredValue> {
         self.find(key).map(|slot| &self.values[slot])
     }
 
-    pub(crate) fn get(&self, slot: u32, number: u64) -> Option<&Stored> {
+    pub(crate) fn get(&self, slot: u32, number: u64) -> Option<&StoredValue> {
         self.values
             .get(slot)
             .filter(|stored| stored.number == number)
     }
 
-    pub(crate) fn get_mut(&mut self, slot: u32) -> &mut Stored {
+    pub(crate) fn get_mut(&mut self, slot: u32) -> &mut StoredValue {
         &mut self.values[slot]
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Stored> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &StoredValue> {
         self.values.iter().map(|(_, stored)| stored)
     }
 
@@ -218,7 +218,7 @@ impl Keys {
     }
 
     /// Inserts a value. The caller has removed the key's value of before.
-    pub(crate) fn insert(&mut self, mut stored: Stored) -> (u32, u64) {
+    pub(crate) fn insert(&mut self, mut stored: StoredValue) -> (u32, u64) {
         self.stored += 1;
         stored.number = self.stored;
         let number = stored.number;
@@ -237,7 +237,7 @@ impl Keys {
         (slot, number)
     }
 
-    pub(crate) fn remove(&mut self, key: &Key) -> Option<Stored> {
+    pub(crate) fn remove(&mut self, key: &Key) -> Option<StoredValue> {
         let Self { values, by_key, .. } = self;
         let is_it = |slot: u32| values[slot].has_key(key);
         let slot = by_key.remove(by_key.hash(key), is_it)?;
@@ -326,7 +326,7 @@ impl Keys {
     }
 }
 
-fn is_stored(values: &Slab<Stored>, slot: u32, number: u64) -> bool {
+fn is_stored(values: &Slab<StoredValue>, slot: u32, number: u64) -> bool {
     values
         .get(slot)
         .is_some_and(|stored| stored.number == number)
@@ -338,6 +338,6 @@ mod tests {
 
     #[test]
     fn a_value_takes_128_bytes_beside_its_body() {
-        assert_eq!(Slab::<Stored>::slot_bytes(), 128);
+        assert_eq!(Slab::<StoredValue>::slot_bytes(), 128);
     }
 }

@@ -60,6 +60,6 @@ pub use broker::Broker;
 pub use interface::*;
 pub use options::BrokerOptions;
 pub use published::{Published, published_in};
-pub use reclaim::Carried;
+pub use reclaim::CarriedForward;
 pub use records::{Record, RecordError};
 pub use recovery::{Recovery, ReplayError};

@@ -24,13 +24,13 @@ use penstock_message::{
 };
 
 use crate::Position;
-use crate::clock::When;
-use crate::held_effects::Rests;
+use crate::clock::ClockTime;
+use crate::held_effects::SafeAfter;
 use crate::messages::shared_extras::SharedExtras;
-use crate::messages::shared_heads::{Kind, KindId, Kinds};
+use crate::messages::shared_heads::{SharedHead, SharedHeadId, SharedHeads};
 use crate::queues::run_charges::Charge;
-use crate::queues::tally::Counted;
-use crate::records::{Grant, How, MessageHead};
+use crate::queues::tally::Counter;
+use crate::records::{Grant, MessageHead, UnrunCause};
 use crate::table::interner::Name;
 use crate::table::slab::Slab;
 use crate::table::slot_index::{Hash, SlotIndex};
@@ -48,13 +48,13 @@ pub(crate) struct Handle {
 
 /// Fields of each message.
 #[derive(Debug)]
-pub(crate) struct Entry {
+pub(crate) struct MessageEntry {
     pub(crate) id: MessageId,
     number: U48,
     base: U48,
     enqueued_at: U48,
     flags: u16,
-    kind: KindId,
+    kind: SharedHeadId,
     /// Place of a cold message's body in the journal, or of a hot message among the hot ones.
     place: u64,
 }
@@ -133,7 +133,7 @@ mod flag {
     pub(super) const EXTRA: u16 = 2048;
 }
 
-impl Entry {
+impl MessageEntry {
     pub(crate) fn number(&self) -> u64 {
         self.number.get()
     }
@@ -233,7 +233,7 @@ struct Hot {
     body_at: BodyAt,
     waits_for: WaitsFor,
     /// Records that a delivery rests on.
-    rests: Rests,
+    rests: SafeAfter,
     /// The last transaction whose checks found this lease good: it may be settled once in each.
     checked_by: u64,
     /// The same message in another queue.
@@ -255,7 +255,7 @@ struct Extra {
     claim: Option<Key>,
     /// End of that claim, where it is not the end of the message.
     until_start: Option<UntilStart>,
-    failure: Option<Box<Failure>>,
+    failure: Option<Box<KeptFailure>>,
     asked: Option<Asked>,
 }
 
@@ -276,7 +276,7 @@ pub(crate) struct Asked {
 
 /// Why and when a message failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Failure {
+pub(crate) struct KeptFailure {
     pub(crate) class: Name,
     pub(crate) message: Box<str>,
     pub(crate) fingerprint: u64,
@@ -289,17 +289,17 @@ pub(crate) struct Failure {
 
 /// End of a message of which only the value is left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Ended {
-    pub(crate) how: How,
+pub(crate) struct UnrunEnd {
+    pub(crate) how: UnrunCause,
     pub(crate) reason: Name,
     /// On the steady clock.
     pub(crate) at: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum State {
+pub(crate) enum EntryState {
     Ready,
-    Delayed(When),
+    Delayed(ClockTime),
     Held(JoinId),
     Leased(LeaseState),
     Failed,
@@ -330,9 +330,9 @@ pub(crate) struct Removed {
 
 #[derive(Debug, Default)]
 pub(crate) struct Messages {
-    entries: Slab<Entry>,
+    entries: Slab<MessageEntry>,
     hot: Slab<Hot>,
-    pub(crate) kinds: Kinds,
+    pub(crate) kinds: SharedHeads,
     dues: SlotTimes,
     expiries: SlotTimes,
     pub(crate) extras: SharedExtras,
@@ -372,7 +372,7 @@ fn resident_bytes(body: &Option<Bytes>) -> u64 {
 impl Messages {
     pub(crate) fn new(hashing: SeededState) -> Self {
         Self {
-            kinds: Kinds::new(hashing),
+            kinds: SharedHeads::new(hashing),
             extras: SharedExtras::new(hashing),
             by_id: SlotIndex::new(hashing),
             ended: SlotIndex::new(hashing),
@@ -397,13 +397,13 @@ impl Messages {
         queue: u32,
         base: Position,
         body_at: BodyAt,
-        body: Option<(Bytes, Rests)>,
+        body: Option<(Bytes, SafeAfter)>,
     ) -> u32 {
         assert!(
             head.number.max(base.0) <= U48::MAX,
             "more messages than 48 bits can count"
         );
-        let kind = self.kinds.take(&Kind {
+        let kind = self.kinds.take(&SharedHead {
             queue,
             task: head.task,
             priority: head.priority,
@@ -414,7 +414,7 @@ impl Messages {
             attempts_before: head.attempts_before,
             result_ttl_ms: head.result_ttl_ms,
         });
-        let slot = self.entries.insert(Entry {
+        let slot = self.entries.insert(MessageEntry {
             id: head.id,
             number: U48::new(head.number),
             base: U48::new(base.0),
@@ -496,7 +496,7 @@ impl Messages {
     }
 
     /// Keeps only the value of a message, which is the only copy.
-    pub(crate) fn end(&mut self, slot: u32, ended: Ended) {
+    pub(crate) fn end(&mut self, slot: u32, ended: UnrunEnd) {
         self.set_due(slot, None);
         self.set_expiry(slot, None);
         self.leave_id(slot);
@@ -515,12 +515,12 @@ impl Messages {
         &mut self,
         id: MessageId,
         number: u64,
-        kind: &Kind,
+        kind: &SharedHead,
         base: Position,
-        ended: Ended,
+        ended: UnrunEnd,
     ) -> u32 {
         let kind = self.kinds.take(kind);
-        let slot = self.entries.insert(Entry {
+        let slot = self.entries.insert(MessageEntry {
             id,
             number: U48::new(number),
             base: U48::new(base.0),
@@ -533,7 +533,7 @@ impl Messages {
         slot
     }
 
-    fn set_ended(&mut self, slot: u32, ended: Ended) {
+    fn set_ended(&mut self, slot: u32, ended: UnrunEnd) {
         let entry = &mut self.entries[slot];
         entry.enqueued_at = U48::new(ended.at.min(U48::MAX));
         entry.place = (ended.reason.index() as u64) << 8 | ended.how as u64;
@@ -541,11 +541,11 @@ impl Messages {
         ended.insert(ended.hash(entries[slot].id), slot);
     }
 
-    pub(crate) fn ended(&self, slot: u32) -> Ended {
+    pub(crate) fn ended(&self, slot: u32) -> UnrunEnd {
         let entry = &self.entries[slot];
         debug_assert!(entry.is_ended());
-        Ended {
-            how: How::ALL[(entry.place & 0xff) as usize],
+        UnrunEnd {
+            how: UnrunCause::ALL[(entry.place & 0xff) as usize],
             reason: Name::at((entry.place >> 8) as usize),
             at: entry.enqueued_at(),
         }
@@ -666,13 +666,13 @@ impl Messages {
         }
     }
 
-    pub(crate) fn get(&self, handle: Handle) -> Option<&Entry> {
+    pub(crate) fn get(&self, handle: Handle) -> Option<&MessageEntry> {
         self.entries
             .get(handle.slot)
             .filter(|entry| entry.number() == handle.number && !entry.is_ended())
     }
 
-    pub(crate) fn by_slot(&self, slot: u32) -> Option<&Entry> {
+    pub(crate) fn by_slot(&self, slot: u32) -> Option<&MessageEntry> {
         self.entries.get(slot)
     }
 
@@ -693,7 +693,7 @@ impl Messages {
     }
 
     /// Iterates in the order of slots, which is no order that a user would know, but always the same.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &Entry)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &MessageEntry)> {
         self.entries.iter()
     }
 
@@ -703,7 +703,7 @@ impl Messages {
     // instructions.
 
     #[inline(always)]
-    pub(crate) fn kind(&self, slot: u32) -> &Kind {
+    pub(crate) fn kind(&self, slot: u32) -> &SharedHead {
         &self.kinds[self.entries[slot].kind]
     }
 
@@ -715,7 +715,7 @@ impl Messages {
 
     /// Counts it for the queue and the task of a message.
     #[inline]
-    pub(crate) fn count(&mut self, slot: u32, what: Counted) {
+    pub(crate) fn count(&mut self, slot: u32, what: Counter) {
         self.kinds.count(self.entries[slot].kind, what);
     }
 
@@ -723,7 +723,7 @@ impl Messages {
         self.kinds.set_flow(self.entries[slot].kind, flow);
     }
 
-    pub(crate) fn kind_of(&self, entry: &Entry) -> &Kind {
+    pub(crate) fn kind_of(&self, entry: &MessageEntry) -> &SharedHead {
         &self.kinds[entry.kind]
     }
 
@@ -731,19 +731,19 @@ impl Messages {
         self.kind(slot).queue
     }
 
-    pub(crate) fn state(&self, slot: u32) -> State {
+    pub(crate) fn state(&self, slot: u32) -> EntryState {
         let entry = &self.entries[slot];
         match entry.flags & flag::STATE {
-            flag::READY => State::Ready,
-            flag::FAILED => State::Failed,
-            flag::ENDED => State::Ended,
+            flag::READY => EntryState::Ready,
+            flag::FAILED => EntryState::Failed,
+            flag::ENDED => EntryState::Ended,
             flag::DELAYED => {
                 let due = self.dues.get(slot);
-                State::Delayed(due.expect("a delayed message has a time"))
+                EntryState::Delayed(due.expect("a delayed message has a time"))
             }
             _ => match self.hot[entry.place as u32].waits_for {
-                WaitsFor::Join(join) => State::Held(join),
-                WaitsFor::Worker(lease) => State::Leased(lease),
+                WaitsFor::Join(join) => EntryState::Held(join),
+                WaitsFor::Worker(lease) => EntryState::Leased(lease),
                 WaitsFor::Nothing => unreachable!("it waits for a join or a worker"),
             },
         }
@@ -777,7 +777,7 @@ impl Messages {
     }
 
     #[inline(always)]
-    pub(crate) fn expires_at(&self, slot: u32) -> Option<When> {
+    pub(crate) fn expires_at(&self, slot: u32) -> Option<ClockTime> {
         match self.entries[slot].expires() {
             true => self.expiries.get(slot),
             false => None,
@@ -786,12 +786,12 @@ impl Messages {
 
     /// Returns the records that a delivery of it rests on. A cold message is in its base alone.
     #[inline(always)]
-    pub(crate) fn rests(&self, slot: u32) -> Rests {
+    pub(crate) fn rests(&self, slot: u32) -> SafeAfter {
         match self.hot(slot) {
             Some(hot) => hot.rests,
-            None => Rests {
+            None => SafeAfter {
                 disk: self.entries[slot].base(),
-                ..Rests::default()
+                ..SafeAfter::default()
             },
         }
     }
@@ -855,7 +855,7 @@ impl Messages {
             .map_or(Outcome::Succeeded, |extras| extras.when)
     }
 
-    pub(crate) fn failure(&self, slot: u32) -> Option<&Failure> {
+    pub(crate) fn failure(&self, slot: u32) -> Option<&KeptFailure> {
         self.extra(slot)?.failure.as_deref()
     }
 
@@ -923,14 +923,14 @@ impl Messages {
 
     // --- how it changes
 
-    pub(crate) fn set_state(&mut self, slot: u32, state: State) {
+    pub(crate) fn set_state(&mut self, slot: u32, state: EntryState) {
         let (bits, waits_for, due) = match state {
-            State::Ready => (flag::READY, WaitsFor::Nothing, None),
-            State::Delayed(when) => (flag::DELAYED, WaitsFor::Nothing, Some(when)),
-            State::Held(join) => (flag::HELD, WaitsFor::Join(join), None),
-            State::Leased(lease) => (flag::LEASED, WaitsFor::Worker(lease), None),
-            State::Failed => (flag::FAILED, WaitsFor::Nothing, None),
-            State::Ended => unreachable!("`end` is the way there"),
+            EntryState::Ready => (flag::READY, WaitsFor::Nothing, None),
+            EntryState::Delayed(when) => (flag::DELAYED, WaitsFor::Nothing, Some(when)),
+            EntryState::Held(join) => (flag::HELD, WaitsFor::Join(join), None),
+            EntryState::Leased(lease) => (flag::LEASED, WaitsFor::Worker(lease), None),
+            EntryState::Failed => (flag::FAILED, WaitsFor::Nothing, None),
+            EntryState::Ended => unreachable!("`end` is the way there"),
         };
         self.set_due(slot, due);
         let entry = &mut self.entries[slot];
@@ -941,13 +941,13 @@ impl Messages {
         }
     }
 
-    fn set_due(&mut self, slot: u32, due: Option<When>) {
+    fn set_due(&mut self, slot: u32, due: Option<ClockTime>) {
         if due.is_some() || self.entries[slot].is_delayed() {
             self.dues.set(slot, due);
         }
     }
 
-    pub(crate) fn set_expiry(&mut self, slot: u32, expires_at: Option<When>) {
+    pub(crate) fn set_expiry(&mut self, slot: u32, expires_at: Option<ClockTime>) {
         let entry = &mut self.entries[slot];
         if expires_at.is_some() || entry.expires() {
             entry.set(flag::EXPIRES, expires_at.is_some());
@@ -979,7 +979,7 @@ impl Messages {
         entry.base = U48::new(base.0);
     }
 
-    pub(crate) fn set_kind(&mut self, slot: u32, change: impl FnOnce(&mut Kind)) {
+    pub(crate) fn set_kind(&mut self, slot: u32, change: impl FnOnce(&mut SharedHead)) {
         let mut kind = *self.kind(slot);
         change(&mut kind);
         let new = self.kinds.take(&kind);
@@ -1016,7 +1016,7 @@ impl Messages {
         }
     }
 
-    pub(crate) fn set_rests(&mut self, slot: u32, rests: Rests) {
+    pub(crate) fn set_rests(&mut self, slot: u32, rests: SafeAfter) {
         self.hot_mut(slot).rests = rests;
     }
 
@@ -1076,7 +1076,7 @@ impl Messages {
         Some(*later)
     }
 
-    pub(crate) fn set_failure(&mut self, slot: u32, failure: Option<Failure>) {
+    pub(crate) fn set_failure(&mut self, slot: u32, failure: Option<KeptFailure>) {
         self.extra_mut(slot).failure = failure.map(Box::new);
     }
 
@@ -1147,9 +1147,9 @@ impl Messages {
                 was_read_back: false,
                 body_at: BodyAt(entry.place),
                 waits_for: WaitsFor::Nothing,
-                rests: Rests {
+                rests: SafeAfter {
                     disk: entry.base(),
-                    ..Rests::default()
+                    ..SafeAfter::default()
                 },
                 checked_by: 0,
                 next_copy: None,
@@ -1218,9 +1218,9 @@ impl Messages {
 }
 
 impl std::ops::Index<u32> for Messages {
-    type Output = Entry;
+    type Output = MessageEntry;
 
-    fn index(&self, slot: u32) -> &Entry {
+    fn index(&self, slot: u32) -> &MessageEntry {
         &self.entries[slot]
     }
 }
@@ -1231,7 +1231,7 @@ mod tests {
 
     #[test]
     fn a_message_that_only_waits_takes_48_bytes() {
-        assert_eq!(Slab::<Entry>::slot_bytes(), 48);
+        assert_eq!(Slab::<MessageEntry>::slot_bytes(), 48);
         assert!(
             Slab::<Hot>::slot_bytes() <= 176,
             "{}",

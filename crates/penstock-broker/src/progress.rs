@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use bytes::Bytes;
 use penstock_message::{MessageId, Progress, SeededMap, SeededState};
 
-use crate::state::State;
+use crate::state::BrokerState;
 use crate::{Broker, ConnId};
 
 /// Number of ended jobs whose last progress is kept.
@@ -79,7 +79,7 @@ impl JobsProgress {
     }
 }
 
-impl State {
+impl BrokerState {
     /// Returns the latest progress of a job that runs, or the last of one that has ended. A job that waits for another
     /// attempt has none.
     pub(crate) fn progress_of(&self, job: &MessageId) -> Option<Bytes> {

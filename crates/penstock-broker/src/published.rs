@@ -2,7 +2,7 @@
 
 use penstock_message::MessageId;
 
-use crate::records::{Event, RecordReader};
+use crate::records::{RecordEvent, RecordReader};
 use crate::table::interner::Interner;
 
 /// A message that a record publishes, moves forward, or copies whole.
@@ -22,7 +22,7 @@ pub fn published_in(record: &[u8]) -> Vec<Published> {
         return published;
     };
     while let Ok(Some(event)) = reader.next(&mut names) {
-        if let Event::Message { head, .. } = event {
+        if let RecordEvent::Message { head, .. } = event {
             published.push(Published {
                 id: head.id,
                 queue: names.text(head.queue).to_owned(),

@@ -22,15 +22,15 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use penstock_faults::planted;
 use penstock_message::{Others, QueueLimits, SeededMap, SeededState};
 
-use crate::messages::shared_heads::Kind;
-use crate::messages::{Entry, Messages, State};
-use crate::queues::flows::{Choice, Flow, FlowKey};
-use crate::queues::queue::{Queue, Served, Serving, Waiter, is_wanted};
+use crate::messages::shared_heads::SharedHead;
+use crate::messages::{EntryState, MessageEntry, Messages};
+use crate::queues::flows::{Flow, FlowChoice, FlowKey};
+use crate::queues::queue::{Queue, Served, Serving, WaitingConsumer, is_wanted};
 use crate::queues::readiness::Readiness;
 use crate::queues::run_charges::Charge;
-use crate::queues::tally::{Counted, Counts, Step};
+use crate::queues::tally::{Counter, TallyCounts, TallyStep};
 use crate::queues::task_sets::TaskSets;
-use crate::queues::tasks::{ByName, Tasks};
+use crate::queues::tasks::{ByName, TaskTable};
 use crate::table::boxed_slab::BoxedSlab;
 use crate::table::interner::{Interner, Name};
 
@@ -38,7 +38,7 @@ use crate::table::interner::{Interner, Name};
 pub(crate) struct Queues {
     all: BoxedSlab<Queue>,
     pub(crate) by_name: ByName,
-    pub(crate) tasks: Tasks,
+    pub(crate) tasks: TaskTable,
     flows: BoxedSlab<Flow>,
     by_key: SeededMap<FlowKey, u32>,
     /// Queues and tasks without a timer, by which they are forgotten.
@@ -46,7 +46,7 @@ pub(crate) struct Queues {
     /// Counts of those that were forgotten.
     pub(crate) others: Others,
     /// The time, for counts.
-    pub(crate) now: Step,
+    pub(crate) now: TallyStep,
     /// The steady clock.
     pub(crate) now_ms: u64,
     /// Number of queues that have limits.
@@ -102,7 +102,7 @@ impl Queues {
     }
 
     /// Adds counts of messages of this kind.
-    pub(crate) fn add_counts(&mut self, kind: &Kind, counts: &Counts) {
+    pub(crate) fn add_counts(&mut self, kind: &SharedHead, counts: &TallyCounts) {
         let task = self.tasks.find(kind.task);
         let task = task.expect("the task of a message is known");
         self.tasks.all[task].tally.add(counts, self.now);
@@ -111,7 +111,7 @@ impl Queues {
 
     /// Counts a message that has come to the queue from another.
     pub(crate) fn count_arrival(&mut self, index: u32) {
-        self.all[index].tally.count(Counted::Enqueued, self.now);
+        self.all[index].tally.count(Counter::Enqueued, self.now);
     }
 
     /// Notes that the queue or task is in use, or was until now.
@@ -123,7 +123,7 @@ impl Queues {
         tally.touch(self.now);
     }
 
-    pub(crate) fn last_use(&self, what: Forgettable) -> Step {
+    pub(crate) fn last_use(&self, what: Forgettable) -> TallyStep {
         match what {
             Forgettable::Queue(queue) => self.all[queue].tally.last,
             Forgettable::Task(task) => self.tasks.all[task].tally.last,
@@ -168,7 +168,7 @@ impl Queues {
     // --- flows
 
     /// Returns the flow of messages of this kind, which has one user more.
-    pub(crate) fn take_flow(&mut self, kind: &Kind) -> u32 {
+    pub(crate) fn take_flow(&mut self, kind: &SharedHead) -> u32 {
         let key = FlowKey {
             queue: kind.queue,
             priority: kind.priority,
@@ -322,7 +322,12 @@ impl Queues {
 
     /// Removes a consumer of the queue that could run these tasks. `waiter`: its entry in the
     /// ring, if it has one; others would pile up where there is no work to meet them.
-    pub(crate) fn unsubscribe(&mut self, index: u32, tasks: Option<u32>, waiter: Option<Waiter>) {
+    pub(crate) fn unsubscribe(
+        &mut self,
+        index: u32,
+        tasks: Option<u32>,
+        waiter: Option<WaitingConsumer>,
+    ) {
         self.touch(Forgettable::Queue(index));
         let queue = &mut self.all[index];
         let serving = queue.serving.as_mut().expect("it has subscribed");
@@ -358,13 +363,13 @@ impl Queues {
     }
 
     /// Adds a consumer that waits for work of the queue.
-    pub(crate) fn enroll(&mut self, index: u32, tasks: Option<u32>, waiter: Waiter) {
+    pub(crate) fn enroll(&mut self, index: u32, tasks: Option<u32>, waiter: WaitingConsumer) {
         self.served_mut(index, tasks).waiting.push_back(waiter);
         self.activate(index);
     }
 
     /// Adds a consumer that waits for work of the queue, before all others.
-    pub(crate) fn enroll_first(&mut self, index: u32, tasks: Option<u32>, waiter: Waiter) {
+    pub(crate) fn enroll_first(&mut self, index: u32, tasks: Option<u32>, waiter: WaitingConsumer) {
         self.served_mut(index, tasks).waiting.push_front(waiter);
     }
 
@@ -393,8 +398,8 @@ impl Queues {
         &mut self,
         index: u32,
         messages: &Messages,
-        mut wants: impl FnMut(Waiter) -> bool,
-    ) -> Option<(Waiter, u32, Charge)> {
+        mut wants: impl FnMut(WaitingConsumer) -> bool,
+    ) -> Option<(WaitingConsumer, u32, Charge)> {
         /// Number of flows that are charged before one is taken as it is.
         const CHARGED_AT_ONCE: usize = 16;
         let now_ms = self.now_ms;
@@ -425,7 +430,7 @@ impl Queues {
             let tasks = served.tasks;
             let mut found = queue.find_active(tasks, &self.flows, &self.sets);
             for _ in 0..CHARGED_AT_ONCE {
-                let Some((priority, Choice { flow, .. })) = found else {
+                let Some((priority, FlowChoice { flow, .. })) = found else {
                     break;
                 };
                 let flow = flow.1;
@@ -499,7 +504,7 @@ impl Queues {
                     for handle in awaited.iter() {
                         let entry = messages.get(handle);
                         assert!(
-                            entry.is_some_and(Entry::is_ready),
+                            entry.is_some_and(MessageEntry::is_ready),
                             "what is awaited is ready"
                         );
                         assert_eq!(messages.flow(handle.slot), Some(flow), "its flow");
@@ -529,9 +534,12 @@ impl Queues {
         let lost = was_bytes - messages.body_bytes(slot);
         let queue = &mut self.all[messages.queue(slot)];
         match messages.state(slot) {
-            State::Ready => queue.ready_bytes -= lost,
-            State::Delayed(_) => queue.delayed_bytes -= lost,
-            State::Held(_) | State::Leased(_) | State::Failed | State::Ended => {}
+            EntryState::Ready => queue.ready_bytes -= lost,
+            EntryState::Delayed(_) => queue.delayed_bytes -= lost,
+            EntryState::Held(_)
+            | EntryState::Leased(_)
+            | EntryState::Failed
+            | EntryState::Ended => {}
         }
     }
 
@@ -735,7 +743,11 @@ impl Queues {
     }
 
     /// Returns the message that has waited longest among those that are ready.
-    pub(crate) fn oldest_ready<'a>(&self, queue: u32, messages: &'a Messages) -> Option<&'a Entry> {
+    pub(crate) fn oldest_ready<'a>(
+        &self,
+        queue: u32,
+        messages: &'a Messages,
+    ) -> Option<&'a MessageEntry> {
         self.flows_of(queue)
             .filter_map(|flow| flow.first_ready(messages))
             .min_by_key(|entry| entry.number())

@@ -6,15 +6,15 @@ use penstock_faults::planted;
 use penstock_message::Durability;
 
 use crate::keys::StoredRun;
-use crate::messages::{Asked, BodyAt, State as MessagePlace, UntilStart};
+use crate::messages::{Asked, BodyAt, EntryState, UntilStart};
 use crate::reclaim::live_bases::Entity;
-use crate::records::{Event, JoinProgress, KeptEnd, KeptEnds, Place};
+use crate::records::{JoinProgress, KeptEnd, KeptEnds, RecordEvent, RecordedState};
 use crate::state::Adjust;
 use crate::{Broker, Position};
 
 /// Progress of `carry_forward`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Carried {
+pub enum CarriedForward {
     All,
     /// There is more to do.
     Some,
@@ -26,11 +26,11 @@ impl Broker {
     /// Writes anew, as records to be polled, the live things that stand in the journal before this position;
     /// about as many bytes as named here. Once it is done, and the polled records are durable, nothing before
     /// this position is needed any more.
-    pub fn carry_forward(&mut self, before: Position, max_bytes: usize) -> Carried {
+    pub fn carry_forward(&mut self, before: Position, max_bytes: usize) -> CarriedForward {
         self.begin(Durability::Disk);
         let mut has_more = false;
         // Also when nothing lives: what was counted goes on from there, and so do the positions.
-        self.record(&Event::Counters {
+        self.record(&RecordEvent::Counters {
             numbers: self.state.numbers,
             grants: self.state.grants,
             sessions: self.state.sessions.numbers,
@@ -77,9 +77,9 @@ impl Broker {
         self.write_carried_values();
         self.seal(Durability::Disk);
         match (self.reading.carrying.is_empty(), has_more) {
-            (true, false) => Carried::All,
-            (true, true) => Carried::Some,
-            (false, _) => Carried::ReadFirst,
+            (true, false) => CarriedForward::All,
+            (true, true) => CarriedForward::Some,
+            (false, _) => CarriedForward::ReadFirst,
         }
     }
 
@@ -100,7 +100,7 @@ impl Broker {
             Entity::Value { slot, .. } => {
                 let stored = self.state.keys.get_mut(slot);
                 stored.base = position;
-                let event = Event::Stored {
+                let event = RecordEvent::Stored {
                     key: stored.key(),
                     status: stored.status,
                     body: &stored.body,
@@ -118,7 +118,7 @@ impl Broker {
             Entity::Queue { index } => {
                 let queue = self.state.queues[index].name;
                 let paused = !planted!("carry-no-pause");
-                self.record(&Event::Paused { queue, paused });
+                self.record(&RecordEvent::Paused { queue, paused });
                 self.state.queues[index].rare_mut().base = position;
             }
             Entity::Mark { number } => {
@@ -127,7 +127,7 @@ impl Broker {
                 {
                     *base = position;
                     let mark = *mark;
-                    self.record(&Event::Marked { mark });
+                    self.record(&RecordEvent::Marked { mark });
                 }
             }
             Entity::Workflow { number } => self.carry_workflow(number),
@@ -136,7 +136,7 @@ impl Broker {
                 let queue = &mut self.state.queues[index];
                 queue.rare_mut().limits_base = position;
                 let (queue, limits) = (queue.name, queue.rare().limits);
-                self.record(&Event::Limited { queue, limits });
+                self.record(&RecordEvent::Limited { queue, limits });
             }
         }
         self.state.ledger.add(position, entity);
@@ -178,7 +178,7 @@ impl Broker {
                 result_ttl_ms: kind.result_ttl_ms.unwrap_or(0),
                 ends: ends.collect(),
             };
-            let event = Event::KeptEnds { ends };
+            let event = RecordEvent::KeptEnds { ends };
             self.writer.push(&self.state.names, &event);
         }
     }
@@ -186,10 +186,10 @@ impl Broker {
     /// Writes the things that a message refers to.
     fn carry_before(&mut self, slot: u32, before: Position) {
         match self.state.messages.state(slot) {
-            MessagePlace::Leased(lease) if self.state.sessions[lease.session].base < before => {
+            EntryState::Leased(lease) if self.state.sessions[lease.session].base < before => {
                 self.carry_session(lease.session);
             }
-            MessagePlace::Held(join) => {
+            EntryState::Held(join) => {
                 if let Some(join) = self.state.joins.find(&join)
                     && self.state.joins[join].base < before
                 {
@@ -207,11 +207,11 @@ impl Broker {
         self.state.live_bytes -= self.state.messages.journal_bytes(slot);
         self.state.count_held(slot, Adjust::Subtract);
         let mut head = self.state.head(slot);
-        if planted!("carry-no-delay") && matches!(head.place, Place::Delayed(_)) {
-            head.place = Place::Ready;
+        if planted!("carry-no-delay") && matches!(head.place, RecordedState::Delayed(_)) {
+            head.place = RecordedState::Ready;
         }
         let extras = self.state.messages.whole_extras(slot);
-        let event = Event::Message {
+        let event = RecordEvent::Message {
             head,
             extras: extras.map(std::borrow::Cow::Owned),
             failure: self.state.failing(slot),
@@ -222,7 +222,7 @@ impl Broker {
         let messages = &self.state.messages;
         let (writer, names, number) = (&mut self.writer, &self.state.names, head.number);
         for note in messages.notes(slot) {
-            writer.push(names, &Event::Noted { number, note });
+            writer.push(names, &RecordEvent::Noted { number, note });
         }
         if let Some(key) = messages.claim(slot).cloned()
             // A failed job owns no key, and takes its own again when it is retried.
@@ -231,19 +231,19 @@ impl Broker {
             && !planted!("carry-no-claim")
         {
             let claimed = match messages.until_start(slot) {
-                Some(UntilStart { latest }) => Event::ClaimedUntilStart {
+                Some(UntilStart { latest }) => RecordEvent::ClaimedUntilStart {
                     number,
                     key,
                     latest,
                 },
-                None => Event::Claimed { number, key },
+                None => RecordEvent::Claimed { number, key },
             };
             writer.push(names, &claimed);
         }
         if let Some(Asked { reason, kill }) = messages.asked(slot)
             && !planted!("carry-no-cancel")
         {
-            let asked = Event::CancelAsked {
+            let asked = RecordEvent::CancelAsked {
                 number,
                 kill,
                 reason,
@@ -269,7 +269,7 @@ impl Broker {
         let (writer, names) = (&mut self.writer, &self.state.names);
         writer.push(
             names,
-            &Event::SessionOpened {
+            &RecordEvent::SessionOpened {
                 number,
                 session: session.id,
                 heartbeat_ms: session.heartbeat_ms,
@@ -281,7 +281,7 @@ impl Broker {
             // Without it a reader would take the session for one that was opened at that number.
             writer.push(
                 names,
-                &Event::Applied {
+                &RecordEvent::Applied {
                     session: number,
                     through: session.applied,
                 },
@@ -294,7 +294,7 @@ impl Broker {
             let receipt = receipt.clone();
             writer.push(
                 names,
-                &Event::Answered {
+                &RecordEvent::Answered {
                     session: number,
                     seq: *seq,
                     receipt,
@@ -302,14 +302,14 @@ impl Broker {
             );
         }
         if let Some(at) = session.left_at {
-            writer.push(names, &Event::SessionLeft { number, at });
+            writer.push(names, &RecordEvent::SessionLeft { number, at });
         }
         // Grants of before name the session, and may now stand before it; so they are told again.
         for slot in &session.leases {
             if let Some(lease) = self.state.messages.lease_state(*slot) {
                 writer.push(
                     names,
-                    &Event::Granted {
+                    &RecordEvent::Granted {
                         number: self.state.messages[*slot].number(),
                         session: number,
                         grant: lease.grant,
@@ -330,7 +330,7 @@ impl Broker {
             (&mut self.writer, &self.state.names, join.id, join.number);
         writer.push(
             names,
-            &Event::JoinState {
+            &RecordEvent::JoinState {
                 join: id,
                 count: join.count,
                 policy: join.policy,
@@ -357,7 +357,7 @@ impl Broker {
             },
         );
         if self.chores.reopens(&id) {
-            writer.push(names, &Event::JoinReopened { join: id });
+            writer.push(names, &RecordEvent::JoinReopened { join: id });
         }
         self.state
             .ledger

@@ -25,7 +25,7 @@ use penstock_message::{
     SessionId, Skipped, ValueStatus, WallMs, WorkflowState,
 };
 
-use crate::clock::When;
+use crate::clock::ClockTime;
 use crate::table::interner::Name;
 use crate::{Boot, Position};
 
@@ -68,7 +68,7 @@ impl Record {
 // the few words that are moved.
 #[allow(clippy::large_enum_variant)]
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Event<'a> {
+pub(crate) enum RecordEvent<'a> {
     /// Lower bounds of all later numbers, though the things that they counted are gone.
     Counters {
         numbers: u64,
@@ -271,7 +271,7 @@ pub(crate) enum Event<'a> {
     },
     /// The broker has ended these messages, which did not run.
     EndedMany {
-        how: How,
+        how: UnrunCause,
         reason: Name,
         /// Time of their end, on the steady clock.
         at: u64,
@@ -381,7 +381,7 @@ pub(crate) struct WorkflowHead<'a> {
     pub(crate) name: &'a str,
     pub(crate) description: &'a [u8],
     pub(crate) opened_at: WallMs,
-    pub(crate) deadline: Option<When>,
+    pub(crate) deadline: Option<ClockTime>,
     pub(crate) kept_ms: Option<u64>,
     pub(crate) parent: Option<MessageId>,
 }
@@ -464,15 +464,15 @@ pub(crate) struct MessageHead {
     pub(crate) generation: u32,
     pub(crate) attempts_before: u32,
     pub(crate) enqueued_at: WallMs,
-    pub(crate) expires_at: Option<When>,
+    pub(crate) expires_at: Option<ClockTime>,
     pub(crate) result_ttl_ms: Option<u64>,
-    pub(crate) place: Place,
+    pub(crate) place: RecordedState,
 }
 
 /// End of a message that was not run to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
-pub(crate) enum How {
+pub(crate) enum UnrunCause {
     Expired = 0,
     Purged = 1,
     /// Its queue was full, and newer messages took its place.
@@ -484,7 +484,7 @@ pub(crate) enum How {
     NotNeeded = 5,
 }
 
-impl How {
+impl UnrunCause {
     pub(crate) const ALL: [Self; 6] = [
         Self::Expired,
         Self::Purged,
@@ -585,7 +585,7 @@ impl MarkedFor {
 /// Values of messages that are alike except for the list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct KeptEnds<'a> {
-    pub(crate) how: How,
+    pub(crate) how: UnrunCause,
     pub(crate) reason: Name,
     pub(crate) queue: Name,
     pub(crate) task: Name,
@@ -605,9 +605,9 @@ pub(crate) struct KeptEnd {
 
 /// State of a message, and the data that goes with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum RecordedState {
     Ready,
-    Delayed(When),
+    Delayed(ClockTime),
     Held(JoinId),
     Leased { session: u64, grant: Grant },
 }
@@ -641,7 +641,7 @@ pub(crate) struct Change<'a> {
     /// Number from now on, which is its place among others.
     pub(crate) to: u64,
     pub(crate) queue: Name,
-    pub(crate) due: Option<When>,
+    pub(crate) due: Option<ClockTime>,
     pub(crate) next_attempt: bool,
     pub(crate) crashed: bool,
     /// Whether its lease ended without an outcome: it is redelivered if it was before.
@@ -649,7 +649,7 @@ pub(crate) struct Change<'a> {
     /// Whether the ended delivery had been sent, so that it is redelivered anyway.
     pub(crate) was_sent: bool,
     pub(crate) note: Option<&'a [u8]>,
-    pub(crate) expires_at: Option<When>,
+    pub(crate) expires_at: Option<ClockTime>,
 }
 
 mod tag {
@@ -853,7 +853,7 @@ mod fired {
     pub(super) const KNOWN: u8 = 15;
 }
 
-/// Flags next to the status of a `Stored`.
+/// Flags next to the status of a `StoredValue`.
 mod stored {
     pub(super) const EXPIRY: u8 = 128;
     pub(super) const RUN: u8 = 64;

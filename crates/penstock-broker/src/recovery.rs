@@ -5,13 +5,15 @@ use std::collections::BTreeSet;
 use bytes::Bytes;
 use penstock_message::{Failure, JoinId, SeededState, Value};
 
-use crate::clock::{Clocks, KnownClocks, When};
+use crate::clock::{ClockTime, Clocks, KnownClocks};
 use crate::connections::cut;
 use crate::endings::CRASHED;
 use crate::joins::Arrival;
-use crate::messages::{Asked, BodyAt, Ended, Handle, State as MessagePlace, UntilStart};
-use crate::records::{Event, FIRST_VERSION, Failing, JoinProgress, RecordError, RecordReader};
-use crate::state::{Ending, State};
+use crate::messages::{Asked, BodyAt, EntryState, Handle, UnrunEnd, UntilStart};
+use crate::records::{
+    FIRST_VERSION, Failing, JoinProgress, RecordError, RecordEvent, RecordReader,
+};
+use crate::state::{BrokerState, Ending};
 use crate::table::by_number::SlotsByNumber;
 use crate::timers::Timer;
 use crate::{Broker, BrokerOptions, Now, Position};
@@ -26,7 +28,7 @@ use crate::{Broker, BrokerOptions, Now, Position};
 #[derive(Debug)]
 pub struct Recovery {
     options: BrokerOptions,
-    state: State,
+    state: BrokerState,
     /// Slot of each message, by its number.
     slots: SlotsByNumber,
     last: Position,
@@ -65,7 +67,7 @@ pub enum ReplayError {
 impl Recovery {
     pub fn new(options: BrokerOptions) -> Self {
         // What is read back when it is handed out need not be kept now.
-        let mut state = State::new(SeededState::new(options.hash_seed));
+        let mut state = BrokerState::new(SeededState::new(options.hash_seed));
         state.resident_limit = options.resident_bodies_bytes.map(|_| 0);
         state.failed_kept_ms = options.failed_kept_ms;
         state.messages.put_off_ids();
@@ -103,18 +105,18 @@ impl Recovery {
         while let Some(event) = reader.next(&mut self.state.names).map_err(unreadable)? {
             let mut body_at = BodyAt::new(0, 0);
             match &event {
-                Event::ClockSet { steady } => self.clocks.set(reader.time, *steady),
-                Event::ClockBoot { boot } => self.clocks.began(*boot, reader.time),
+                RecordEvent::ClockSet { steady } => self.clocks.set(reader.time, *steady),
+                RecordEvent::ClockBoot { boot } => self.clocks.began(*boot, reader.time),
                 // It is the last thing of its event.
-                Event::Message { body, .. } if body.len() <= BodyAt::CAP_BYTES => {
+                RecordEvent::Message { body, .. } if body.len() <= BodyAt::CAP_BYTES => {
                     body_at = BodyAt::new(reader.at() - body.len(), body.len());
                 }
-                Event::Message { .. } => {
+                RecordEvent::Message { .. } => {
                     let (what, at) = ("body", reader.at());
                     return Err(unreadable(RecordError::Malformed { what, at }));
                 }
                 // A copy and its source are published in one record.
-                Event::Copied { source, .. }
+                RecordEvent::Copied { source, .. }
                     if self
                         .slots
                         .of(*source)
@@ -123,10 +125,10 @@ impl Recovery {
                     let (what, at) = ("copy", reader.at());
                     return Err(unreadable(RecordError::Malformed { what, at }));
                 }
-                Event::Granted { grant, .. } => {
+                RecordEvent::Granted { grant, .. } => {
                     self.last_grant = self.last_grant.max((grant.epoch, grant.number));
                 }
-                Event::Counters { grants, .. } => {
+                RecordEvent::Counters { grants, .. } => {
                     self.last_grant = self.last_grant.max((reader.epoch, *grants));
                 }
                 _ => {}
@@ -236,11 +238,11 @@ impl Recovery {
 
     /// Applies an event. Unknown things are skipped: the segment with them was reclaimed, because they had ended
     /// or because their full state comes later.
-    fn apply(&mut self, event: Event<'_>, body_at: BodyAt) {
+    fn apply(&mut self, event: RecordEvent<'_>, body_at: BodyAt) {
         let state = &mut self.state;
         match event {
-            Event::ClockSet { .. } | Event::ClockBoot { .. } => {}
-            Event::Counters {
+            RecordEvent::ClockSet { .. } | RecordEvent::ClockBoot { .. } => {}
+            RecordEvent::Counters {
                 numbers,
                 grants,
                 sessions,
@@ -251,7 +253,7 @@ impl Recovery {
                 state.sessions.numbers = state.sessions.numbers.max(sessions);
                 state.keys.evicted = state.keys.evicted.max(evicted);
             }
-            Event::SessionOpened {
+            RecordEvent::SessionOpened {
                 number,
                 session,
                 heartbeat_ms,
@@ -266,26 +268,26 @@ impl Recovery {
                 // Opened at a number that its client had used before, and nothing has come of it since.
                 session.is_forgotten |= is_new && applied > 0;
             }
-            Event::SessionLeft { number, at } => {
+            RecordEvent::SessionLeft { number, at } => {
                 if let Some(index) = state.sessions.by_number(number) {
                     state.sessions[index].left_at = Some(at);
                 }
             }
-            Event::SessionForgotten { number } => {
+            RecordEvent::SessionForgotten { number } => {
                 if let Some(index) = state.sessions.by_number(number)
                     && state.sessions[index].leases.is_empty()
                 {
                     state.forget_session(index);
                 }
             }
-            Event::Applied { session, through } => {
+            RecordEvent::Applied { session, through } => {
                 if let Some(index) = state.sessions.by_number(session) {
                     let session = &mut state.sessions[index];
                     session.restore(through);
                     session.is_forgotten = false;
                 }
             }
-            Event::Answered {
+            RecordEvent::Answered {
                 session,
                 seq,
                 receipt,
@@ -294,14 +296,14 @@ impl Recovery {
                     state.sessions[index].keep_receipt(seq, receipt);
                 }
             }
-            Event::Message {
+            RecordEvent::Message {
                 head,
                 extras,
                 failure,
                 body,
             } => {
                 if let Some(slot) = self.slots.take(head.number) {
-                    if let MessagePlace::Held(_) = state.messages.state(slot) {
+                    if let EntryState::Held(_) = state.messages.state(slot) {
                         self.listed.insert(state.messages.handle(slot));
                     }
                     state.forget(slot);
@@ -311,14 +313,14 @@ impl Recovery {
                 let extras = extras.map(|extras| Box::new(extras.into_owned()));
                 let slot = state.insert_message(&head, extras, failure.as_ref(), body_at, body);
                 self.slots.put(head.number, slot);
-                if let MessagePlace::Held(join) = state.messages.state(slot)
+                if let EntryState::Held(join) = state.messages.state(slot)
                     && self.listed.contains(&state.messages.handle(slot))
                 {
                     // It most often has the slot that it had.
                     state.joins.list_once(&join);
                 }
             }
-            Event::Copied {
+            RecordEvent::Copied {
                 number,
                 source,
                 queue,
@@ -328,12 +330,12 @@ impl Recovery {
                     self.slots.put(number, slot);
                 }
             }
-            Event::Noted { number, note } => {
+            RecordEvent::Noted { number, note } => {
                 if let Some(slot) = self.slots.of(number) {
                     state.add_note(slot, Bytes::copy_from_slice(note));
                 }
             }
-            Event::Granted {
+            RecordEvent::Granted {
                 number,
                 session,
                 grant,
@@ -345,7 +347,7 @@ impl Recovery {
                     state.grant(slot, session, grant);
                 }
             }
-            Event::Returned {
+            RecordEvent::Returned {
                 number,
                 redelivered,
             } => {
@@ -353,17 +355,17 @@ impl Recovery {
                     state.return_message(slot, redelivered);
                 }
             }
-            Event::Crashed { number, reason } => {
+            RecordEvent::Crashed { number, reason } => {
                 if let Some(slot) = self.slots.of(number) {
                     state.crash_message(slot, Bytes::copy_from_slice(reason));
                 }
             }
-            Event::Suspected { number, reason } => {
+            RecordEvent::Suspected { number, reason } => {
                 if let Some(slot) = self.slots.of(number) {
                     state.suspect_message(slot, Bytes::copy_from_slice(reason));
                 }
             }
-            Event::CancelAsked {
+            RecordEvent::CancelAsked {
                 number,
                 kill,
                 reason,
@@ -376,7 +378,7 @@ impl Recovery {
                     self.asked.push(state.messages.handle(slot));
                 }
             }
-            Event::Moved { number, change } => {
+            RecordEvent::Moved { number, change } => {
                 state.numbers = state.numbers.max(change.to);
                 if let Some(slot) = self.slots.take(number) {
                     let note = change.note.map(Bytes::copy_from_slice);
@@ -384,7 +386,7 @@ impl Recovery {
                     self.slots.put(change.to, slot);
                 }
             }
-            Event::Settled { number } => {
+            RecordEvent::Settled { number } => {
                 if let Some(slot) = self.slots.take(number) {
                     let ending = match state.messages[slot].is_failed() {
                         true => Ending::Dropped,
@@ -393,19 +395,19 @@ impl Recovery {
                     state.end(slot, ending);
                 }
             }
-            Event::Replaced { number } => {
+            RecordEvent::Replaced { number } => {
                 if let Some(slot) = self.slots.take(number) {
                     state.end(slot, Ending::Replaced { cost_us: None });
                 }
             }
-            Event::EndedMany {
+            RecordEvent::EndedMany {
                 how,
                 reason,
                 at,
                 kept,
                 numbers,
             } => {
-                let ended = Ended { how, reason, at };
+                let ended = UnrunEnd { how, reason, at };
                 for number in numbers.iter() {
                     let Some(slot) = self.slots.take(*number) else {
                         continue;
@@ -419,7 +421,7 @@ impl Recovery {
                     }
                 }
             }
-            Event::Failed { number, failure } => {
+            RecordEvent::Failed { number, failure } => {
                 state.numbers = state.numbers.max(failure.to);
                 if let Some(slot) = self.slots.take(number) {
                     let note = failure.note.map(Bytes::copy_from_slice);
@@ -435,7 +437,7 @@ impl Recovery {
                     self.slots.put(failure.to, slot);
                 }
             }
-            Event::FailedDropped { through } => {
+            RecordEvent::FailedDropped { through } => {
                 while let Some((number, slot)) = state.failed.oldest()
                     && number <= through
                 {
@@ -443,7 +445,7 @@ impl Recovery {
                     state.end(slot, Ending::Dropped);
                 }
             }
-            Event::Revived { number, to, queue } => {
+            RecordEvent::Revived { number, to, queue } => {
                 state.numbers = state.numbers.max(to);
                 // In a journal that was repaired, it may not have failed.
                 if let Some(slot) = self.slots.of(number)
@@ -454,12 +456,12 @@ impl Recovery {
                     self.slots.put(to, slot);
                 }
             }
-            Event::Marked { mark } => state.mark(mark),
-            Event::MarkOver { mark } => {
+            RecordEvent::Marked { mark } => state.mark(mark),
+            RecordEvent::MarkOver { mark } => {
                 state.mark_numbers = state.mark_numbers.max(mark);
                 state.end_mark(mark);
             }
-            Event::KeptEnds { ends } => {
+            RecordEvent::KeptEnds { ends } => {
                 for end in ends.ends.iter() {
                     if let Some(slot) = self.slots.take(end.number) {
                         state.forget(slot);
@@ -468,7 +470,7 @@ impl Recovery {
                     self.slots.put(end.number, slot);
                 }
             }
-            Event::KeptDropped { numbers } => {
+            RecordEvent::KeptDropped { numbers } => {
                 for number in numbers.iter() {
                     // In a journal that was repaired, its end may be missing.
                     if let Some(slot) = self.slots.of(*number)
@@ -480,7 +482,7 @@ impl Recovery {
                     }
                 }
             }
-            Event::JoinState {
+            RecordEvent::JoinState {
                 join,
                 count,
                 policy,
@@ -494,12 +496,12 @@ impl Recovery {
                     state.restore_join(slot, count, &arrived, &progress, over_at);
                 }
             }
-            Event::JoinGrown { join, by } => {
+            RecordEvent::JoinGrown { join, by } => {
                 if let Some(slot) = state.joins.find(&join) {
                     state.grow_join(slot, by);
                 }
             }
-            Event::JoinSealed {
+            RecordEvent::JoinSealed {
                 join,
                 count,
                 cancelled,
@@ -508,12 +510,12 @@ impl Recovery {
                     state.seal_join(slot, count, cancelled);
                 }
             }
-            Event::JoinOver { join, at } => {
+            RecordEvent::JoinOver { join, at } => {
                 if let Some(slot) = state.joins.find(&join) {
                     state.block_join(slot, at);
                 }
             }
-            Event::MemberRevived {
+            RecordEvent::MemberRevived {
                 join,
                 index,
                 causes,
@@ -522,13 +524,13 @@ impl Recovery {
                     state.revive_member(slot, index, causes.into_owned());
                 }
             }
-            Event::JoinReopened { join } => {
+            RecordEvent::JoinReopened { join } => {
                 if let Some(slot) = state.joins.find(&join) {
                     state.reopen_join(slot);
                     self.reopened.push(join);
                 }
             }
-            Event::Stored {
+            RecordEvent::Stored {
                 key,
                 status,
                 body,
@@ -539,19 +541,19 @@ impl Recovery {
                 let body = Bytes::copy_from_slice(body);
                 state.store(key, Value::new(status, body), group, expires_at, run);
             }
-            Event::Removed { key } => state.remove_key(&key),
-            Event::Evicted { key } => {
+            RecordEvent::Removed { key } => state.remove_key(&key),
+            RecordEvent::Evicted { key } => {
                 state.drop_value(&key);
                 state.keys.evicted += 1;
             }
-            Event::Claimed { number, key } => match self.slots.of(number) {
+            RecordEvent::Claimed { number, key } => match self.slots.of(number) {
                 Some(slot) if state.messages[slot].is_failed() => {
                     state.messages.set_claim(slot, key);
                 }
                 Some(slot) => state.claim(slot, key),
                 None => {}
             },
-            Event::ClaimedUntilStart {
+            RecordEvent::ClaimedUntilStart {
                 number,
                 key,
                 latest,
@@ -563,22 +565,22 @@ impl Recovery {
                     state.claim_until_start(slot, key, UntilStart { latest });
                 }
             }
-            Event::Unclaimed { number } => {
+            RecordEvent::Unclaimed { number } => {
                 if let Some(slot) = self.slots.of(number) {
                     state.give_up_claim(slot);
                 }
             }
-            Event::JoinOpened {
+            RecordEvent::JoinOpened {
                 join,
                 count,
                 policy,
             } => state.open_join(join, count, policy, &JoinProgress::default()),
-            Event::Joined { join, index } => {
+            RecordEvent::Joined { join, index } => {
                 if let Some(slot) = state.joins.find(&join) {
                     state.arrive(slot, index, Arrival::Succeeded);
                 }
             }
-            Event::MemberFailed {
+            RecordEvent::MemberFailed {
                 join,
                 index,
                 causes,
@@ -587,12 +589,12 @@ impl Recovery {
                     state.arrive(slot, index, Arrival::Failed(causes.into_owned()));
                 }
             }
-            Event::MemberNotNeeded { join, index } => {
+            RecordEvent::MemberNotNeeded { join, index } => {
                 if let Some(slot) = state.joins.find(&join) {
                     state.arrive(slot, index, Arrival::NotNeeded);
                 }
             }
-            Event::JoinEnded {
+            RecordEvent::JoinEnded {
                 join,
                 released,
                 renumbered,
@@ -624,29 +626,29 @@ impl Recovery {
                     None => state.end_unknown_join(join, released, renumbered, at),
                 }
             }
-            Event::Paused { queue, paused } => {
+            RecordEvent::Paused { queue, paused } => {
                 let queue = state.queue_named(queue);
                 state.pause(queue, paused);
             }
-            Event::Limited { queue, limits } => {
+            RecordEvent::Limited { queue, limits } => {
                 let queue = state.queue_named(queue);
                 state.limit(queue, limits);
             }
-            Event::WorkflowOpened {
+            RecordEvent::WorkflowOpened {
                 workflow,
                 head,
                 progress,
             } => state.open_workflow(workflow, &head, progress),
-            Event::WorkflowChanged { workflow, progress } => match progress {
+            RecordEvent::WorkflowChanged { workflow, progress } => match progress {
                 Some(progress) => state.change_workflow(workflow, progress),
                 None => state.forget_workflow(workflow),
             },
-            Event::ScheduleSet {
+            RecordEvent::ScheduleSet {
                 schedule,
                 head,
                 progress,
             } => state.set_schedule(&schedule, head.into_owned(), progress),
-            Event::ScheduleFired { schedule, progress } => match progress {
+            RecordEvent::ScheduleFired { schedule, progress } => match progress {
                 Some(progress) => state.change_schedule(&schedule, progress),
                 None => state.remove_schedule(&schedule),
             },
@@ -654,7 +656,7 @@ impl Recovery {
     }
 }
 
-impl State {
+impl BrokerState {
     /// Forgets a message whose full state comes again, or the value that is left of one.
     fn forget(&mut self, slot: u32) {
         match self.messages[slot].is_ended() {
@@ -729,7 +731,7 @@ impl State {
         let generation = self.sessions.next_generation(session);
         let heartbeat_ms = self.sessions[session].heartbeat_ms;
         if !self.sessions[session].leases.is_empty() {
-            let ends = When::steady(now.saturating_add(heartbeat_ms));
+            let ends = ClockTime::steady(now.saturating_add(heartbeat_ms));
             self.timers.set(
                 ends,
                 Timer::LeasesLost {
@@ -738,7 +740,7 @@ impl State {
                 },
             );
         }
-        let ends = When::steady(left_at.saturating_add(memory_ms));
+        let ends = ClockTime::steady(left_at.saturating_add(memory_ms));
         self.timers.set(
             ends,
             Timer::Forget {

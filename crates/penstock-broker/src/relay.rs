@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use bytes::Bytes;
 use penstock_message::{Answer, Ask, AskQuery, NoReply, WorkerReport};
 
-use crate::held_effects::{Effect, Rests};
+use crate::held_effects::{Effect, SafeAfter};
 use crate::{Broker, ConnId};
 
 /// Most questions under way to one worker.
@@ -218,6 +218,6 @@ impl Broker {
     fn answer_ask(&mut self, conn: ConnId, id: u64, outcome: Result<Bytes, NoReply>) {
         let answer = Box::new(Answer::Asked(outcome));
         // Nothing rests on it.
-        self.effect(Rests::default(), Effect::Answer { conn, id, answer });
+        self.effect(SafeAfter::default(), Effect::Answer { conn, id, answer });
     }
 }

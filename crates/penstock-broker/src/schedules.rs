@@ -26,10 +26,10 @@ use penstock_message::{
 use penstock_schedule::{Calendar, mix, seed_of};
 
 use self::runs::Runs;
-use crate::clock::{Clock, When};
+use crate::clock::{ClockTime, WhichClock};
 use crate::reclaim::live_bases::Entity;
-use crate::records::{Event, ScheduleHead, ScheduleProgress};
-use crate::state::State;
+use crate::records::{RecordEvent, ScheduleHead, ScheduleProgress};
+use crate::state::BrokerState;
 use crate::timers::Timer;
 use crate::{Broker, Position};
 
@@ -201,7 +201,7 @@ impl Schedules {
     }
 }
 
-impl State {
+impl BrokerState {
     /// Enters a schedule: a new one, a changed one, or one that is carried forward.
     pub(crate) fn set_schedule(
         &mut self,
@@ -257,7 +257,7 @@ impl State {
         self.live_bytes -= schedule.journal_bytes();
         self.ledger.abandon();
         if schedule.timer.is_some() {
-            self.timers.abandon(Clock::Wall);
+            self.timers.abandon(WhichClock::Wall);
         }
     }
 
@@ -279,13 +279,13 @@ impl State {
             return;
         }
         if std::mem::replace(&mut schedule.timer, at).is_some() {
-            self.timers.abandon(Clock::Wall);
+            self.timers.abandon(WhichClock::Wall);
         }
         if let Some(at) = at {
             let number = schedule.number;
-            let when = When {
+            let when = ClockTime {
                 at,
-                clock: Clock::Wall,
+                clock: WhichClock::Wall,
             };
             self.timers.set(when, Timer::Schedule { number, at });
         }
@@ -573,7 +573,7 @@ impl Broker {
     }
 
     fn decide_schedule(&mut self, name: &ScheduleName, progress: ScheduleProgress) {
-        self.record(&Event::ScheduleFired {
+        self.record(&RecordEvent::ScheduleFired {
             schedule: Cow::Borrowed(name),
             progress: Some(progress),
         });
@@ -729,7 +729,7 @@ impl Broker {
         if is_new_timing || was_paused {
             progress.after = progress.after.max(now);
         }
-        self.record(&Event::ScheduleSet {
+        self.record(&RecordEvent::ScheduleSet {
             schedule: Cow::Borrowed(name),
             head: Cow::Borrowed(&head),
             progress,
@@ -754,7 +754,7 @@ impl Broker {
     }
 
     pub(crate) fn unschedule(&mut self, name: &ScheduleName) {
-        self.record(&Event::ScheduleFired {
+        self.record(&RecordEvent::ScheduleFired {
             schedule: Cow::Borrowed(name),
             progress: None,
         });
@@ -772,7 +772,7 @@ impl Broker {
             return;
         };
         schedule.base = position;
-        let event = Event::ScheduleSet {
+        let event = RecordEvent::ScheduleSet {
             schedule: Cow::Borrowed(name),
             head: Cow::Borrowed(&schedule.head),
             progress: schedule.progress,

@@ -9,7 +9,7 @@ use penstock_faults::planted;
 use penstock_message::{Op, Receipt, SeededMap, SeededState, SessionId};
 use rustc_hash::FxHashMap;
 
-use crate::held_effects::{Effects, Rests};
+use crate::held_effects::{HeldEffects, SafeAfter};
 use crate::table::slab::Slab;
 use crate::{ConnId, Position};
 
@@ -17,7 +17,7 @@ use crate::{ConnId, Position};
 const RECEIPTS_KEPT: u64 = 1024;
 
 #[derive(Debug)]
-pub(crate) struct Session {
+pub(crate) struct ClientSession {
     pub(crate) id: SessionId,
     /// Number that records use for it.
     pub(crate) number: u64,
@@ -42,7 +42,7 @@ pub(crate) struct Session {
     pub(crate) is_forgotten: bool,
     receipts: VecDeque<(u64, Receipt)>,
     /// Decisions that are not yet safe, in order.
-    unconfirmed: VecDeque<Unconfirmed>,
+    unconfirmed: VecDeque<UnconfirmedTx>,
     /// Whether the broker has it on its list of sessions that wait.
     pub(crate) is_listed: bool,
     /// Number of these that might be safe before the first.
@@ -51,23 +51,23 @@ pub(crate) struct Session {
     early: Vec<u64>,
     /// Slots of the messages it holds leases of, in no particular order.
     pub(crate) leases: Vec<u32>,
-    pub(crate) staged: Option<Staged>,
+    pub(crate) staged: Option<PendingParts>,
     /// The epoch of the broker that heard its hello last, and judged its leases then.
     pub(crate) judged_in: u32,
     pub(crate) base: Position,
 }
 
 #[derive(Debug)]
-struct Unconfirmed {
+struct UnconfirmedTx {
     first: u64,
     last: u64,
-    rests: Rests,
+    rests: SafeAfter,
     was_told: bool,
 }
 
 /// Parts of a transaction that has not come whole.
 #[derive(Debug)]
-pub(crate) struct Staged {
+pub(crate) struct PendingParts {
     pub(crate) seq: u64,
     pub(crate) ops: Vec<Op>,
     pub(crate) bytes: usize,
@@ -83,9 +83,9 @@ pub(crate) struct Confirmation {
     pub(crate) early: Vec<u64>,
 }
 
-impl Session {
+impl ClientSession {
     /// Notes that numbers from `first` to `last` were decided.
-    pub(crate) fn decided(&mut self, first: u64, last: u64, rests: Rests) {
+    pub(crate) fn decided(&mut self, first: u64, last: u64, rests: SafeAfter) {
         debug_assert!(first > self.applied && first <= last);
         self.applied = last;
         if let Some(before) = self.unconfirmed.back()
@@ -93,7 +93,7 @@ impl Session {
         {
             self.out_of_turn += 1;
         }
-        self.unconfirmed.push_back(Unconfirmed {
+        self.unconfirmed.push_back(UnconfirmedTx {
             first,
             last,
             rests,
@@ -155,7 +155,7 @@ impl Session {
     }
 
     /// Confirms decisions that have become safe; true when there is something new to tell.
-    pub(crate) fn confirm(&mut self, effects: &Effects) -> bool {
+    pub(crate) fn confirm(&mut self, effects: &HeldEffects) -> bool {
         while let Some(first) = self.unconfirmed.front()
             && effects.is_safe(first.rests)
         {
@@ -215,7 +215,7 @@ impl Session {
 
 #[derive(Debug, Default)]
 pub(crate) struct Sessions {
-    sessions: Slab<Session>,
+    sessions: Slab<ClientSession>,
     by_id: SeededMap<SessionId, u32>,
     by_number: FxHashMap<u64, u32>,
     /// Highest number given out.
@@ -244,11 +244,11 @@ impl Sessions {
         self.by_number.get(&number).copied()
     }
 
-    pub(crate) fn get(&self, index: u32) -> Option<&Session> {
+    pub(crate) fn get(&self, index: u32) -> Option<&ClientSession> {
         self.sessions.get(index)
     }
 
-    pub(crate) fn get_mut(&mut self, index: u32) -> Option<&mut Session> {
+    pub(crate) fn get_mut(&mut self, index: u32) -> Option<&mut ClientSession> {
         self.sessions
             .get(index)
             .is_some()
@@ -257,7 +257,7 @@ impl Sessions {
 
     pub(crate) fn open(&mut self, number: u64, id: SessionId, applied: u64) -> u32 {
         self.numbers = self.numbers.max(number);
-        let index = self.sessions.insert(Session {
+        let index = self.sessions.insert(ClientSession {
             id,
             number,
             name: String::new(),
@@ -292,7 +292,7 @@ impl Sessions {
         self.generations
     }
 
-    pub(crate) fn remove(&mut self, index: u32) -> Session {
+    pub(crate) fn remove(&mut self, index: u32) -> ClientSession {
         let session = self.sessions.remove(index);
         // A journal that was repaired may have lost that an older session of this id was forgotten.
         if self.by_id.get(&session.id) == Some(&index) {
@@ -302,21 +302,21 @@ impl Sessions {
         session
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &Session)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &ClientSession)> {
         self.sessions.iter()
     }
 }
 
 impl std::ops::Index<u32> for Sessions {
-    type Output = Session;
+    type Output = ClientSession;
 
-    fn index(&self, index: u32) -> &Session {
+    fn index(&self, index: u32) -> &ClientSession {
         &self.sessions[index]
     }
 }
 
 impl std::ops::IndexMut<u32> for Sessions {
-    fn index_mut(&mut self, index: u32) -> &mut Session {
+    fn index_mut(&mut self, index: u32) -> &mut ClientSession {
         &mut self.sessions[index]
     }
 }

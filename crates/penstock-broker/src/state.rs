@@ -15,23 +15,23 @@ use penstock_faults::planted;
 use penstock_message::{Extras, JoinId, Key, QueueLimits, SeededState, SessionId};
 
 use crate::Position;
-use crate::endings::ended_values::Ends;
+use crate::endings::ended_values::EndedValues;
 use crate::failed::FailedJobs;
-use crate::held_effects::Rests;
+use crate::held_effects::SafeAfter;
 use crate::joins::{Amount, Joins};
 use crate::keys::Keys;
-use crate::messages::{BodyAt, Handle, LeaseState, Messages, State as MessagePlace};
+use crate::messages::{BodyAt, EntryState, Handle, LeaseState, Messages};
 use crate::progress::JobsProgress;
 use crate::queues::queue::Service;
 use crate::queues::run_charges::Charge;
 use crate::queues::{Forgettable, Queues};
-use crate::reclaim::live_bases::{Entity, Ledger};
-use crate::records::{Change, Failing, Grant, Mark, MessageHead, Place};
+use crate::reclaim::live_bases::{Entity, LiveBases};
+use crate::records::{Change, Failing, Grant, Mark, MessageHead, RecordedState};
 use crate::schedules::Schedules;
 use crate::sessions::Sessions;
 use crate::table::interner::{Interner, Name};
 use crate::timers::{Timer, Timers};
-use crate::waits::Waits;
+use crate::waits::JobWaits;
 use crate::workflows::Workflows;
 
 pub(crate) use endings::Ending;
@@ -39,23 +39,23 @@ use endings::owned;
 pub(crate) use joins::Reported;
 
 #[derive(Debug)]
-pub(crate) struct State {
+pub(crate) struct BrokerState {
     pub(crate) names: Interner,
     pub(crate) messages: Messages,
     pub(crate) queues: Queues,
     pub(crate) keys: Keys,
     pub(crate) joins: Joins,
-    pub(crate) waits: Waits,
+    pub(crate) waits: JobWaits,
     pub(crate) workflows: Workflows,
     pub(crate) schedules: Schedules,
     pub(crate) progress: JobsProgress,
     pub(crate) sessions: Sessions,
     pub(crate) timers: Timers,
-    pub(crate) ledger: Ledger,
+    pub(crate) ledger: LiveBases,
     /// Highest number that a message was given, and the highest grant.
     pub(crate) numbers: u64,
     pub(crate) grants: u64,
-    pub(crate) ends: Ends,
+    pub(crate) ends: EndedValues,
     pub(crate) failed: FailedJobs,
     /// Operations on many messages that are not over, and the position of each.
     pub(crate) marks: BTreeMap<u64, (Mark, Position)>,
@@ -75,7 +75,7 @@ pub(crate) struct State {
     pub(crate) live_bytes: u64,
     /// Position of the record that is being written or replayed, and the records that its effects rest on.
     pub(crate) position: Position,
-    pub(crate) rests: Rests,
+    pub(crate) rests: SafeAfter,
     /// Keys that are watched and may have changed since their watchers were told.
     pub(crate) touched: Vec<Key>,
     /// Whether there may be something to hand out that there was not before.
@@ -110,7 +110,7 @@ pub(crate) enum Adjust {
     Subtract,
 }
 
-impl State {
+impl BrokerState {
     /// `hashing`: of tables whose keys clients choose.
     pub(crate) fn new(hashing: SeededState) -> Self {
         Self {
@@ -119,16 +119,16 @@ impl State {
             queues: Queues::new(hashing),
             keys: Keys::new(hashing),
             joins: Joins::new(hashing),
-            waits: Waits::new(hashing),
+            waits: JobWaits::new(hashing),
             workflows: Workflows::new(hashing),
             schedules: Schedules::new(hashing),
             progress: JobsProgress::new(hashing),
             sessions: Sessions::new(hashing),
             timers: Timers::default(),
-            ledger: Ledger::default(),
+            ledger: LiveBases::default(),
             numbers: 0,
             grants: 0,
-            ends: Ends::default(),
+            ends: EndedValues::default(),
             failed: FailedJobs::default(),
             marks: BTreeMap::new(),
             mark_numbers: 0,
@@ -139,7 +139,7 @@ impl State {
             blocked: Amount::default(),
             live_bytes: 0,
             position: Position(0),
-            rests: Rests::default(),
+            rests: SafeAfter::default(),
             touched: Vec::new(),
             has_new_work: false,
             newly_unserved: Vec::new(),
@@ -191,14 +191,14 @@ impl State {
         self.ledger.add(self.position, Entity::Message { slot });
         match head.place {
             _ if failure.is_some() => self.keep_failed(slot),
-            Place::Ready => self.make_ready(slot),
-            Place::Delayed(when) => self.delay(slot, when),
-            Place::Held(join) => {
-                self.messages.set_state(slot, MessagePlace::Held(join));
+            RecordedState::Ready => self.make_ready(slot),
+            RecordedState::Delayed(when) => self.delay(slot, when),
+            RecordedState::Held(join) => {
+                self.messages.set_state(slot, EntryState::Held(join));
                 self.joins.hold(join, handle);
                 self.count_held(slot, Adjust::Add);
             }
-            Place::Leased { session, grant } => match self.sessions.by_number(session) {
+            RecordedState::Leased { session, grant } => match self.sessions.by_number(session) {
                 Some(session) => self.lease(slot, session, grant, None, true),
                 None => self.make_ready(slot),
             },
@@ -214,9 +214,11 @@ impl State {
 
     /// Whether the body of a message that comes now is kept in memory. One that is not is read back when
     /// the message is handed out, so it must be on disk before that.
-    pub(crate) fn keeps_body(&self, queue: Name, place: Place) -> bool {
-        self.has_room(self.queues.find(queue), matches!(place, Place::Delayed(_)))
-            || (self.rests.disk != self.position && self.durable < self.position)
+    pub(crate) fn keeps_body(&self, queue: Name, place: RecordedState) -> bool {
+        self.has_room(
+            self.queues.find(queue),
+            matches!(place, RecordedState::Delayed(_)),
+        ) || (self.rests.disk != self.position && self.durable < self.position)
     }
 
     /// Whether one more body may be in memory. Messages that came first are handed out first, so bodies
@@ -277,8 +279,8 @@ impl State {
         assert_eq!(entry.base(), self.position, "a copy of an older message");
         self.messages.set_has_copies(source);
         let place = match self.messages.state(source) {
-            MessagePlace::Delayed(when) => Place::Delayed(when),
-            _ => Place::Ready,
+            EntryState::Delayed(when) => RecordedState::Delayed(when),
+            _ => RecordedState::Ready,
         };
         let body = self.messages.body(source).cloned();
         let body_at = self.messages.body_at(source);
@@ -314,10 +316,10 @@ impl State {
             result_ttl_ms: kind.result_ttl_ms,
             place: match self.messages.state(slot) {
                 // A failed job has its failure beside this.
-                MessagePlace::Ready | MessagePlace::Failed | MessagePlace::Ended => Place::Ready,
-                MessagePlace::Delayed(when) => Place::Delayed(when),
-                MessagePlace::Held(join) => Place::Held(join),
-                MessagePlace::Leased(lease) => Place::Leased {
+                EntryState::Ready | EntryState::Failed | EntryState::Ended => RecordedState::Ready,
+                EntryState::Delayed(when) => RecordedState::Delayed(when),
+                EntryState::Held(join) => RecordedState::Held(join),
+                EntryState::Leased(lease) => RecordedState::Leased {
                     session: self.sessions[lease.session].number,
                     grant: lease.grant,
                 },
@@ -346,7 +348,7 @@ impl State {
 
     /// Counts what a message that is held takes, for its join.
     pub(crate) fn count_held(&mut self, slot: u32, adjust: Adjust) {
-        let MessagePlace::Held(join) = self.messages.state(slot) else {
+        let EntryState::Held(join) = self.messages.state(slot) else {
             return;
         };
         // The journal may tell of the join later, and then it is counted.
@@ -410,7 +412,7 @@ impl State {
             sent,
             expired: false,
         };
-        self.messages.set_state(slot, MessagePlace::Leased(lease));
+        self.messages.set_state(slot, EntryState::Leased(lease));
         self.queues[self.messages.queue(slot)].running += 1;
     }
 

@@ -10,7 +10,7 @@ use penstock_message::{
 
 use crate::consumers::QUEUES_CAP;
 use crate::endings::ended_values::ENDED_VALUE_BYTES;
-use crate::messages::State as MessagePlace;
+use crate::messages::EntryState;
 use crate::records::Grant;
 use crate::{Broker, ConnId};
 
@@ -220,7 +220,7 @@ impl Broker {
         let leases = &state.sessions[session as u32].leases;
         let leases = leases.iter().take(LEASES_LOOKED_AT);
         let started = leases.filter_map(|slot| match state.messages.state(*slot) {
-            MessagePlace::Leased(lease) => Some((lease.grant, *slot)),
+            EntryState::Leased(lease) => Some((lease.grant, *slot)),
             _ => None,
         });
         let mut started: Vec<(Grant, u32)> = started.collect();
@@ -306,11 +306,11 @@ impl Broker {
         let (entry, kind) = (&state.messages[slot], state.messages.kind(slot));
         let (mut started_at, mut due_at, mut worker) = (None, None, None);
         match state.messages.state(slot) {
-            MessagePlace::Leased(lease) => {
+            EntryState::Leased(lease) => {
                 started_at = Some(lease.grant.started_at);
                 worker = Some(state.sessions[lease.session].name.clone());
             }
-            MessagePlace::Delayed(when) => due_at = Some(when.at),
+            EntryState::Delayed(when) => due_at = Some(when.at),
             _ => {}
         }
         let place = self.state_of(slot);

@@ -6,7 +6,7 @@ use std::collections::BinaryHeap;
 
 use penstock_faults::perhaps;
 
-use crate::clock::{Clock, Clocks, When};
+use crate::clock::{ClockTime, Clocks, WhichClock};
 use crate::queues::Forgettable;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -68,12 +68,12 @@ impl Heap {
 }
 
 impl Timers {
-    pub(crate) fn set(&mut self, when: When, timer: Timer) {
+    pub(crate) fn set(&mut self, when: ClockTime, timer: Timer) {
         self.heap(when.clock).timers.push(Reverse((when.at, timer)));
     }
 
     /// Counts a timer of this clock that is not wanted any more.
-    pub(crate) fn abandon(&mut self, clock: Clock) {
+    pub(crate) fn abandon(&mut self, clock: WhichClock) {
         self.heap(clock).stale += 1;
     }
 
@@ -97,10 +97,10 @@ impl Timers {
     pub(crate) fn next_deadline(&self, clocks: &Clocks) -> Option<u64> {
         let first = |heap: &Heap, clock| {
             let Reverse((at, _)) = heap.timers.peek()?;
-            Some(clocks.mono_deadline(When { at: *at, clock }))
+            Some(clocks.mono_deadline(ClockTime { at: *at, clock }))
         };
-        let steady = first(&self.steady, Clock::Steady);
-        let wall = first(&self.wall, Clock::Wall);
+        let steady = first(&self.steady, WhichClock::Steady);
+        let wall = first(&self.wall, WhichClock::Wall);
         steady.into_iter().chain(wall).min()
     }
 
@@ -126,10 +126,10 @@ impl Timers {
         }
     }
 
-    fn heap(&mut self, clock: Clock) -> &mut Heap {
+    fn heap(&mut self, clock: WhichClock) -> &mut Heap {
         match clock {
-            Clock::Steady => &mut self.steady,
-            Clock::Wall => &mut self.wall,
+            WhichClock::Steady => &mut self.steady,
+            WhichClock::Wall => &mut self.wall,
         }
     }
 }

@@ -24,8 +24,8 @@ use penstock_message::{
 use rustc_hash::FxHashMap;
 
 use crate::held_effects::Effect;
-use crate::messages::State as MessagePlace;
-use crate::state::State;
+use crate::messages::EntryState;
+use crate::state::BrokerState;
 use crate::{Broker, ConnId};
 
 /// Members of joins that are brought forward at a time.
@@ -34,9 +34,9 @@ const AT_ONCE: usize = 1024;
 const RAISED_AT_ONCE: usize = 1024;
 
 #[derive(Debug, Default)]
-pub(crate) struct Waits {
-    awaited: SeededMap<MessageId, Awaited>,
-    waiters: SeededMap<MessageId, Vec<Waiter>>,
+pub(crate) struct JobWaits {
+    awaited: SeededMap<MessageId, AwaitedJob>,
+    waiters: SeededMap<MessageId, Vec<WaitSite>>,
     by_session: FxHashMap<u32, BTreeSet<MessageId>>,
     /// Joins whose members are to be brought forward, and the index of the next of them.
     pub(crate) forward: VecDeque<(JoinId, u32)>,
@@ -44,20 +44,20 @@ pub(crate) struct Waits {
 }
 
 #[derive(Debug, Default)]
-struct Awaited {
+struct AwaitedJob {
     depth: u32,
-    edges: Vec<Edge>,
+    edges: Vec<WaitEdge>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Edge {
+struct WaitEdge {
     waiter: MessageId,
     session: u32,
 }
 
 /// A running job that waits, and the session by which it does.
 #[derive(Debug)]
-struct Waiter {
+struct WaitSite {
     session: u32,
     /// Epoch and number of the lease that it ran under. `None`: the broker knew of none, and the wait counts for nothing,
     /// until the worker is back with a lease that was lost in a crash.
@@ -65,7 +65,7 @@ struct Waiter {
     keys: SeededSet<MessageId>,
 }
 
-impl Waits {
+impl JobWaits {
     pub(crate) fn new(hashing: SeededState) -> Self {
         Self {
             awaited: SeededMap::with_hasher(hashing),
@@ -92,7 +92,7 @@ impl Waits {
         grant: Option<(u32, u64)>,
         key: MessageId,
     ) -> u32 {
-        let edge = Edge { waiter, session };
+        let edge = WaitEdge { waiter, session };
         self.end_earlier_run(edge, grant);
         let awaited = self.awaited.entry(key).or_default();
         if !awaited.edges.contains(&edge) {
@@ -101,7 +101,7 @@ impl Waits {
         let waiters = self.waiters.entry(waiter).or_default();
         let known = waiters.iter().position(|known| known.session == session);
         let place = known.unwrap_or_else(|| {
-            waiters.push(Waiter {
+            waiters.push(WaitSite {
                 session,
                 grant,
                 keys: SeededSet::with_hasher(self.hashing),
@@ -116,7 +116,7 @@ impl Waits {
     }
 
     /// Ends the waits of a job that were made under another lease.
-    fn end_earlier_run(&mut self, edge: Edge, grant: Option<(u32, u64)>) {
+    fn end_earlier_run(&mut self, edge: WaitEdge, grant: Option<(u32, u64)>) {
         let waiters = self.waiters.get_mut(&edge.waiter).into_iter().flatten();
         let mut earlier =
             waiters.filter(|waiter| waiter.session == edge.session && waiter.grant != grant);
@@ -165,10 +165,10 @@ impl Waits {
         let Some(awaited) = self.awaited.get_mut(key) else {
             return;
         };
-        let ends = |edge: &Edge| {
+        let ends = |edge: &WaitEdge| {
             edge.session == session && waiter.is_none_or(|waiter| edge.waiter == waiter)
         };
-        let ended: Vec<Edge> = awaited.edges.extract_if(.., |edge| ends(edge)).collect();
+        let ended: Vec<WaitEdge> = awaited.edges.extract_if(.., |edge| ends(edge)).collect();
         if awaited.edges.is_empty() {
             self.awaited.remove(key);
         }
@@ -190,12 +190,12 @@ impl Waits {
                 self.waiters.remove(&waiter);
             }
             for key in gone {
-                self.leave_awaited(Edge { waiter, session }, &key);
+                self.leave_awaited(WaitEdge { waiter, session }, &key);
             }
         }
     }
 
-    fn leave_awaited(&mut self, edge: Edge, key: &MessageId) {
+    fn leave_awaited(&mut self, edge: WaitEdge, key: &MessageId) {
         if let Some(awaited) = self.awaited.get_mut(key) {
             awaited.edges.retain(|other| *other != edge);
             if awaited.edges.is_empty() {
@@ -204,8 +204,8 @@ impl Waits {
         }
     }
 
-    fn leave_waiter(&mut self, edge: Edge, key: &MessageId) {
-        let Edge { waiter, session } = edge;
+    fn leave_waiter(&mut self, edge: WaitEdge, key: &MessageId) {
+        let WaitEdge { waiter, session } = edge;
         let Some(waiters) = self.waiters.get_mut(&waiter) else {
             return;
         };
@@ -260,13 +260,13 @@ impl Waits {
 
 /// Jobs and joins that wait for a job, the job first.
 pub(crate) struct Dependents {
-    nodes: Vec<Node>,
+    nodes: Vec<DependencyNode>,
     places: SeededMap<MessageId, usize>,
 }
 
 /// A job, or the outcome of a join.
 #[derive(Clone, Copy)]
-struct Node {
+struct DependencyNode {
     id: MessageId,
     join: Option<u32>,
     /// Place of the one that it waits for.
@@ -280,7 +280,7 @@ impl Dependents {
         let place = self.nodes.len();
         if let std::collections::hash_map::Entry::Vacant(entry) = self.places.entry(id) {
             entry.insert(place);
-            self.nodes.push(Node {
+            self.nodes.push(DependencyNode {
                 id,
                 join,
                 waits_for,
@@ -307,7 +307,7 @@ impl Dependents {
     }
 }
 
-impl State {
+impl BrokerState {
     /// Returns the lease under which a job runs.
     fn grant_of(&self, id: &MessageId) -> Option<(u32, u64)> {
         let mut copies = self.messages.copies(id);
@@ -318,7 +318,7 @@ impl State {
     }
 
     /// Whether the job still runs as it did when it began to wait.
-    fn still_waits(&self, waiter: &Waiter, grant: Option<(u32, u64)>) -> bool {
+    fn still_waits(&self, waiter: &WaitSite, grant: Option<(u32, u64)>) -> bool {
         grant.is_some() && waiter.grant == grant
     }
 
@@ -366,7 +366,7 @@ impl State {
             for edge in awaited.into_iter().flat_map(|awaited| &awaited.edges) {
                 let grant = self.grant_of(&edge.waiter);
                 let mut waiters = self.waits.waiters[&edge.waiter].iter();
-                let is_it = |waiter: &&Waiter| waiter.session == edge.session;
+                let is_it = |waiter: &&WaitSite| waiter.session == edge.session;
                 let waiter = waiters.find(is_it);
                 if waiter.is_some_and(|waiter| self.still_waits(waiter, grant)) {
                     found.add(edge.waiter, None, next, true);
@@ -381,7 +381,7 @@ impl State {
                     let join = &self.joins[slot];
                     for handle in &join.held {
                         let is_held = self.messages.get(*handle).is_some()
-                            && self.messages.state(handle.slot) == MessagePlace::Held(join.id);
+                            && self.messages.state(handle.slot) == EntryState::Held(join.id);
                         if is_held {
                             found.add(self.messages[handle.slot].id, None, next, false);
                         }
@@ -449,7 +449,7 @@ impl State {
         }
         let slot = self.messages.copies(id).next();
         let join = match slot.map(|slot| self.messages.state(slot)) {
-            Some(MessagePlace::Held(join)) => self.joins.find(&join),
+            Some(EntryState::Held(join)) => self.joins.find(&join),
             Some(_) => None,
             None => self.joins.of_result(id),
         };
@@ -471,7 +471,7 @@ impl State {
                 }
                 next.extend(self.awaited_by(&id));
                 let held = self.messages.copies(&id).filter_map(|slot| {
-                    let MessagePlace::Held(join) = self.messages.state(slot) else {
+                    let EntryState::Held(join) = self.messages.state(slot) else {
                         return None;
                     };
                     self.joins.find(&join)
@@ -497,17 +497,17 @@ impl State {
         }
         for slot in slots {
             match self.messages.state(slot) {
-                MessagePlace::Ready => self.queues.bring_forward(&self.messages, slot, depth),
-                MessagePlace::Held(join) => {
+                EntryState::Ready => self.queues.bring_forward(&self.messages, slot, depth),
+                EntryState::Held(join) => {
                     if let Some(join) = self.joins.find(&join) {
                         self.bring_join_forward(join, depth);
                     }
                 }
                 // It comes forward when it becomes ready.
-                MessagePlace::Delayed(_)
-                | MessagePlace::Leased(_)
-                | MessagePlace::Failed
-                | MessagePlace::Ended => {}
+                EntryState::Delayed(_)
+                | EntryState::Leased(_)
+                | EntryState::Failed
+                | EntryState::Ended => {}
             }
         }
     }

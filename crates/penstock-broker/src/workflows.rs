@@ -22,12 +22,12 @@ use penstock_message::{
     WorkflowCounts, WorkflowInfo, WorkflowState, WorkflowsPage, WorkflowsQuery,
 };
 
-use crate::clock::{Clocks, When};
+use crate::clock::{ClockTime, Clocks};
 use crate::endings::NOT_NEEDED;
-use crate::messages::{Ended, Handle, State as MessagePlace};
+use crate::messages::{EntryState, Handle, UnrunEnd};
 use crate::reclaim::live_bases::Entity;
-use crate::records::{Event, How, WorkflowHead, WorkflowProgress};
-use crate::state::{Adjust, State};
+use crate::records::{RecordEvent, UnrunCause, WorkflowHead, WorkflowProgress};
+use crate::state::{Adjust, BrokerState};
 use crate::timers::Timer;
 use crate::{Broker, Position};
 
@@ -41,21 +41,21 @@ const FORGOTTEN_AT_ONCE: usize = 2;
 
 /// A workflow that is known, and the jobs of it that have not ended.
 #[derive(Debug, Default)]
-struct Workflow {
+struct LiveWorkflow {
     /// Number of its messages that are ready, delayed, held or leased.
     live: u64,
     /// Number of these that a failed join holds.
     blocked: u64,
     /// `None`: no client has opened it, or it is forgotten.
-    record: Option<Box<Record>>,
+    record: Option<Box<WorkflowRecord>>,
 }
 
 #[derive(Debug)]
-pub(crate) struct Record {
+pub(crate) struct WorkflowRecord {
     pub(crate) name: Box<str>,
     pub(crate) description: Bytes,
     pub(crate) opened_at: u64,
-    pub(crate) deadline: Option<When>,
+    pub(crate) deadline: Option<ClockTime>,
     pub(crate) kept_ms: Option<u64>,
     pub(crate) parent: Option<MessageId>,
     pub(crate) progress: WorkflowProgress,
@@ -67,7 +67,7 @@ pub(crate) struct Record {
     must_be_told: bool,
 }
 
-impl Record {
+impl WorkflowRecord {
     pub(crate) fn journal_bytes(&self) -> u64 {
         96 + self.name.len() as u64 + self.description.len() as u64
     }
@@ -75,7 +75,7 @@ impl Record {
 
 #[derive(Debug, Default)]
 pub(crate) struct Workflows {
-    all: SeededMap<MessageId, Workflow>,
+    all: SeededMap<MessageId, LiveWorkflow>,
     /// Workflows with a record, in the order of their ids, which is that of their times.
     listed: BTreeSet<MessageId>,
     /// Ended ones, with the time on the steady clock at which each is forgotten.
@@ -104,11 +104,11 @@ impl Workflows {
         *self.all.hasher()
     }
 
-    pub(crate) fn record(&self, id: &MessageId) -> Option<&Record> {
+    pub(crate) fn record(&self, id: &MessageId) -> Option<&WorkflowRecord> {
         self.all.get(id)?.record.as_deref()
     }
 
-    fn record_mut(&mut self, id: &MessageId) -> Option<&mut Record> {
+    fn record_mut(&mut self, id: &MessageId) -> Option<&mut WorkflowRecord> {
         self.all.get_mut(id)?.record.as_deref_mut()
     }
 
@@ -121,7 +121,7 @@ impl Workflows {
         self.listed.is_empty()
     }
 
-    pub(crate) fn records(&self) -> impl Iterator<Item = (MessageId, &Record)> {
+    pub(crate) fn records(&self) -> impl Iterator<Item = (MessageId, &WorkflowRecord)> {
         let listed = self.listed.iter();
         listed.filter_map(|id| Some((*id, self.record(id)?)))
     }
@@ -273,7 +273,7 @@ impl Workflows {
         );
     }
 
-    fn counts(workflow: &Workflow) -> WorkflowCounts {
+    fn counts(workflow: &LiveWorkflow) -> WorkflowCounts {
         let progress = workflow.record.as_ref().map(|record| record.progress);
         let progress = progress.unwrap_or_default();
         WorkflowCounts {
@@ -288,7 +288,7 @@ impl Workflows {
     }
 }
 
-impl State {
+impl BrokerState {
     pub(crate) fn workflow_of(&self, slot: u32) -> Option<MessageId> {
         self.messages.extras(slot)?.workflow
     }
@@ -317,7 +317,7 @@ impl State {
         for at in 0..self.joins[join].held.len() {
             let Handle { slot, .. } = self.joins[join].held[at];
             let is_held = self.messages.get(self.joins[join].held[at]).is_some()
-                && self.messages.state(slot) == MessagePlace::Held(id);
+                && self.messages.state(slot) == EntryState::Held(id);
             let workflow = is_held.then(|| self.workflow_of(slot));
             let Some(workflow) = workflow.flatten() else {
                 continue;
@@ -336,7 +336,7 @@ impl State {
         let blocked = held.filter(|handle| {
             let slot = handle.slot;
             self.messages.get(**handle).is_some()
-                && self.messages.state(slot) == MessagePlace::Held(id)
+                && self.messages.state(slot) == EntryState::Held(id)
                 && self.messages.when(slot) == Outcome::Succeeded
                 && self.workflow_of(slot) == Some(self.messages[slot].id)
         });
@@ -365,14 +365,15 @@ impl State {
     }
 
     /// Returns the outcome of a job that the broker has ended; `None`: it was not needed, and so was not cancelled.
-    pub(crate) fn outcome_of(&self, ended: Ended) -> Option<WorkflowState> {
+    pub(crate) fn outcome_of(&self, ended: UnrunEnd) -> Option<WorkflowState> {
         match ended.how {
-            How::Expired => Some(WorkflowState::Expired),
-            How::NotNeeded => None,
-            How::Cancelled if self.names.text(ended.reason) == NOT_NEEDED => None,
-            How::Purged | How::Displaced | How::Cancelled | How::Blocked => {
-                Some(WorkflowState::Cancelled)
-            }
+            UnrunCause::Expired => Some(WorkflowState::Expired),
+            UnrunCause::NotNeeded => None,
+            UnrunCause::Cancelled if self.names.text(ended.reason) == NOT_NEEDED => None,
+            UnrunCause::Purged
+            | UnrunCause::Displaced
+            | UnrunCause::Cancelled
+            | UnrunCause::Blocked => Some(WorkflowState::Cancelled),
         }
     }
 
@@ -411,7 +412,7 @@ impl State {
     ) {
         self.forget_workflow(id);
         self.workflows.opened += 1;
-        let record = Record {
+        let record = WorkflowRecord {
             name: head.name.into(),
             description: Bytes::copy_from_slice(head.description),
             opened_at: head.opened_at,
@@ -505,7 +506,7 @@ impl State {
         let first = workflows.ended.first().map(|(until, _)| *until);
         if let Some(until) = first.filter(|until| workflows.timed.is_none_or(|at| *until < at)) {
             workflows.timed = Some(until);
-            self.timers.set(When::steady(until), Timer::Workflows);
+            self.timers.set(ClockTime::steady(until), Timer::Workflows);
         }
     }
 
@@ -546,7 +547,7 @@ impl State {
     /// their ends.
     pub(crate) fn review_workflows(&mut self) {
         let workflows = &self.workflows;
-        let is_stale = |(id, record): &(MessageId, &Record)| {
+        let is_stale = |(id, record): &(MessageId, &WorkflowRecord)| {
             let workflow = &workflows.all[id];
             (workflow.live == workflow.blocked) != record.progress.ended_at.is_some()
         };
@@ -575,7 +576,7 @@ impl Broker {
         };
         let progress = WorkflowProgress::default();
         let workflow = open.workflow;
-        self.record(&Event::WorkflowOpened {
+        self.record(&RecordEvent::WorkflowOpened {
             workflow,
             head,
             progress,
@@ -626,7 +627,7 @@ impl Broker {
             if !must_be_told {
                 continue;
             }
-            self.record(&Event::WorkflowChanged {
+            self.record(&RecordEvent::WorkflowChanged {
                 workflow: id,
                 progress: Some(progress),
             });
@@ -644,7 +645,7 @@ impl Broker {
             let Some((_, id)) = workflows.ended.first().copied().filter(|_| is_over) else {
                 return;
             };
-            self.record(&Event::WorkflowChanged {
+            self.record(&RecordEvent::WorkflowChanged {
                 workflow: id,
                 progress: None,
             });
@@ -708,7 +709,7 @@ impl Broker {
             return;
         };
         record.base = position;
-        let event = Event::WorkflowOpened {
+        let event = RecordEvent::WorkflowOpened {
             workflow: id,
             head: WorkflowHead {
                 name: &record.name,
@@ -835,7 +836,7 @@ impl Broker {
 
     /// Returns the task that a job runs, or whose result it has; empty for others.
     fn task_of(&self, id: &MessageId) -> &str {
-        let State {
+        let BrokerState {
             messages,
             keys,
             names,

@@ -5,7 +5,8 @@ use std::collections::{BTreeSet, VecDeque};
 use arbitrary::{Result, Unstructured};
 use bytes::Bytes;
 use penstock_broker::{
-    Broker, BrokerOptions, Carried, ConnId, Input, Now, Output, Position, Query, Recovery, Unread,
+    Broker, BrokerOptions, CarriedForward, ConnId, Input, Now, Output, Position, Query, Recovery,
+    Unread,
 };
 use penstock_message::{
     AskQuery, Claim, Condition, Conflict, Consume, Due, Durability, HeaderPatch, Hold, JoinPolicy,
@@ -125,7 +126,7 @@ impl World {
                 let before = Position(self.journal.len() as u64 + 1);
                 trace(&("carry forward", before));
                 self.take_records();
-                while self.broker.carry_forward(before, 100) != Carried::All {
+                while self.broker.carry_forward(before, 100) != CarriedForward::All {
                     self.settle();
                 }
                 self.take_records();

@@ -7,8 +7,8 @@ use std::collections::VecDeque;
 
 use penstock_faults::planted;
 
-use crate::messages::{Entry, Handle};
-use crate::state::State;
+use crate::messages::{Handle, MessageEntry};
+use crate::state::BrokerState;
 use crate::{Broker, Position};
 
 /// Messages that come due within the same moment of this length are read together, at least as long before.
@@ -25,18 +25,18 @@ pub(crate) fn near_at(due: u64) -> u64 {
 
 /// Delayed messages that come due soon, and whose bodies are to be read.
 #[derive(Debug, Default)]
-pub(crate) struct Near {
+pub(crate) struct Prefetch {
     /// Messages in the order in which they stand in the journal.
-    sorted: VecDeque<Seen>,
+    sorted: VecDeque<DueSoon>,
     /// Messages that `sort` has yet to move behind the others.
-    new: Vec<Seen>,
+    new: Vec<DueSoon>,
     /// Bytes that the bodies of both would take.
     bytes: u64,
 }
 
 /// Message, and the place of its body when it was seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Seen {
+struct DueSoon {
     base: Position,
     offset: u64,
     bytes: u64,
@@ -44,7 +44,7 @@ struct Seen {
     slot: u32,
 }
 
-impl Near {
+impl Prefetch {
     /// Sorts the new messages, and moves them behind the others.
     pub(crate) fn sort(&mut self) {
         self.new.sort_unstable();
@@ -58,7 +58,7 @@ impl Near {
         if self.sorted.is_empty() {
             self.sorted.shrink_to(AT_ONCE);
         }
-        let Seen { number, slot, .. } = seen;
+        let DueSoon { number, slot, .. } = seen;
         Some(Handle { number, slot })
     }
 }
@@ -66,7 +66,7 @@ impl Near {
 impl Broker {
     /// Plans to read the body of a delayed message that comes due soon, if a consumer may be given it then.
     pub(crate) fn comes_near(&mut self, message: Handle) {
-        let State {
+        let BrokerState {
             messages, queues, ..
         } = &self.state;
         let Handle { number, slot } = message;
@@ -78,7 +78,7 @@ impl Broker {
         {
             return;
         }
-        let seen = Seen {
+        let seen = DueSoon {
             base: messages[slot].base(),
             offset: messages.body_at(slot).offset(),
             bytes: messages.resident_bytes_of(slot),
@@ -90,10 +90,10 @@ impl Broker {
     }
 }
 
-impl State {
+impl BrokerState {
     /// Whether it waits for its time or its turn, and its body is not there yet.
     pub(crate) fn may_come_near(&self, message: Handle) -> bool {
-        let is_waiting = |entry: &Entry| entry.is_delayed() || entry.is_ready();
+        let is_waiting = |entry: &MessageEntry| entry.is_delayed() || entry.is_ready();
         let entry = match planted!("body-to-next-tenant") {
             true => self.messages.by_slot(message.slot),
             false => self.messages.get(message),

@@ -11,11 +11,11 @@ use std::ops::Range;
 use bytes::Bytes;
 use penstock_message::{Durability, Notice};
 
-use crate::bodies::prefetch::{self, Near};
+use crate::bodies::prefetch::{self, Prefetch};
 use crate::endings::UNREADABLE;
 use crate::messages::Handle;
-use crate::records::Event;
-use crate::state::State;
+use crate::records::RecordEvent;
+use crate::state::BrokerState;
 use crate::{Broker, ConnId, Now, Position};
 
 /// Bytes of its deliveries that a connection has read ahead: enough to fill frames while more is read.
@@ -32,7 +32,7 @@ const ATTEMPTS: u8 = 3;
 pub struct Read {
     pub position: Position,
     pub range: Range<u64>,
-    parts: Vec<Part>,
+    parts: Vec<ReadPart>,
 }
 
 /// Why bytes could not be read back.
@@ -48,20 +48,20 @@ pub enum Unread {
 
 /// Body that is wanted, and its place in the record.
 #[derive(Debug)]
-struct Part {
-    wanted: Wanted,
+struct ReadPart {
+    wanted: WantedBody,
     base: Position,
     range: Range<u64>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Wanted {
-    by: By,
+struct WantedBody {
+    by: WantedBy,
     attempts: u8,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum By {
+enum WantedBy {
     /// The message was handed out.
     Delivery(Handle),
     /// The message comes due soon.
@@ -72,9 +72,9 @@ enum By {
 
 #[derive(Debug, Default)]
 pub(crate) struct Reading {
-    wanted: VecDeque<Wanted>,
+    wanted: VecDeque<WantedBody>,
     /// Bodies in records that are not safe yet.
-    too_early: Vec<Wanted>,
+    too_early: Vec<WantedBody>,
     /// Messages that are to be carried forward and whose bodies are awaited, with their bases: they are
     /// not in the ledger meanwhile.
     pub(crate) carrying: BTreeMap<u32, Position>,
@@ -82,20 +82,20 @@ pub(crate) struct Reading {
     pub(crate) carried: Vec<(u32, Bytes)>,
     /// Values of ended messages that are written with the record at hand.
     pub(crate) ends: Vec<u32>,
-    pub(crate) near: Near,
+    pub(crate) near: Prefetch,
     /// Number of messages that were quarantined in the life of this process.
     pub(crate) unreadable: u64,
 }
 
 impl Reading {
-    fn wants(&mut self, by: By) {
-        self.wanted.push_back(Wanted { by, attempts: 0 });
+    fn wants(&mut self, by: WantedBy) {
+        self.wanted.push_back(WantedBody { by, attempts: 0 });
     }
 
     /// Notes that the message has left the ledger, to be carried forward once its body is there.
     pub(crate) fn carry(&mut self, slot: u32, base: Position) {
         self.carrying.insert(slot, base);
-        self.wants(By::Reclaim(slot));
+        self.wants(WantedBy::Reclaim(slot));
     }
 
     /// Wants bodies that were too early: more records are safe.
@@ -123,8 +123,8 @@ impl Broker {
             && parts.len() < most
             && let Some(message) = self.reading.near.next()
         {
-            let by = By::Near(message);
-            if let Some(part) = self.locate(Wanted { by, attempts: 0 }) {
+            let by = WantedBy::Near(message);
+            if let Some(part) = self.locate(WantedBody { by, attempts: 0 }) {
                 bytes += (part.range.end - part.range.start) as usize;
                 parts.push(part);
             }
@@ -157,11 +157,13 @@ impl Broker {
     }
 
     /// Returns the place of wanted bytes, if they still are.
-    fn locate(&mut self, wanted: Wanted) -> Option<Part> {
+    fn locate(&mut self, wanted: WantedBody) -> Option<ReadPart> {
         let slot = match wanted.by {
-            By::Delivery(message) => self.state.awaits_body(message).then_some(message.slot)?,
-            By::Near(message) => self.state.may_come_near(message).then_some(message.slot)?,
-            By::Reclaim(slot) => {
+            WantedBy::Delivery(message) => {
+                self.state.awaits_body(message).then_some(message.slot)?
+            }
+            WantedBy::Near(message) => self.state.may_come_near(message).then_some(message.slot)?,
+            WantedBy::Reclaim(slot) => {
                 let base = *self.reading.carrying.get(&slot)?;
                 let entry = self.state.messages.by_slot(slot);
                 let entry = entry.filter(|entry| entry.base() == base);
@@ -180,14 +182,14 @@ impl Broker {
         };
         let base = self.state.messages[slot].base();
         if base > self.state.durable {
-            if !matches!(wanted.by, By::Near(_)) {
+            if !matches!(wanted.by, WantedBy::Near(_)) {
                 self.reading.too_early.push(wanted);
             }
             return None;
         }
         let body_at = self.state.messages.body_at(slot);
         let start = body_at.offset();
-        Some(Part {
+        Some(ReadPart {
             wanted,
             base,
             range: start..start + body_at.length() as u64,
@@ -198,7 +200,7 @@ impl Broker {
     pub fn handle_read(&mut self, now: Now, read: Read, outcome: Result<Bytes, Unread>) {
         self.handle_deadline(now);
         let mut lost = Vec::new();
-        for Part {
+        for ReadPart {
             mut wanted,
             base,
             range,
@@ -211,7 +213,7 @@ impl Broker {
                     self.has_read(wanted.by, bytes.slice(piece));
                 }
                 // Its delivery will ask again, and say what is wrong.
-                Err(_) if matches!(wanted.by, By::Near(_)) => {}
+                Err(_) if matches!(wanted.by, WantedBy::Near(_)) => {}
                 Err(unread) => {
                     // What has a new place is looked for there.
                     let is_there = self.is_at(wanted.by, base);
@@ -239,16 +241,17 @@ impl Broker {
     }
 
     /// Whether the record of a read is still the base of its message.
-    fn is_at(&self, by: By, base: Position) -> bool {
-        let (By::Delivery(Handle { slot, .. }) | By::Near(Handle { slot, .. }) | By::Reclaim(slot)) =
-            by;
+    fn is_at(&self, by: WantedBy, base: Position) -> bool {
+        let (WantedBy::Delivery(Handle { slot, .. })
+        | WantedBy::Near(Handle { slot, .. })
+        | WantedBy::Reclaim(slot)) = by;
         let entry = self.state.messages.by_slot(slot);
         entry.is_some_and(|entry| entry.base() == base)
     }
 
-    fn has_read(&mut self, by: By, body: Bytes) {
+    fn has_read(&mut self, by: WantedBy, body: Bytes) {
         match by {
-            By::Delivery(message) => {
+            WantedBy::Delivery(message) => {
                 if !self.state.awaits_body(message) {
                     return;
                 }
@@ -259,14 +262,14 @@ impl Broker {
                     self.stand_in_line(conn);
                 }
             }
-            By::Near(message) => {
+            WantedBy::Near(message) => {
                 if self.state.may_come_near(message) {
                     // Not a part of all that was read with it, which would stay in memory as long.
                     let body = Bytes::copy_from_slice(&body);
                     self.state.messages.set_body_read_back(message.slot, body);
                 }
             }
-            By::Reclaim(slot) => {
+            WantedBy::Reclaim(slot) => {
                 if self.reading.carrying.contains_key(&slot) {
                     self.reading.carried.push((slot, body));
                 }
@@ -274,16 +277,16 @@ impl Broker {
         }
     }
 
-    fn has_lost(&mut self, by: By, reason: &str) {
+    fn has_lost(&mut self, by: WantedBy, reason: &str) {
         match by {
-            By::Delivery(message) => {
+            WantedBy::Delivery(message) => {
                 if self.state.awaits_body(message) {
                     self.state.ledger.abandon();
                     self.quarantine(message.slot, reason);
                 }
             }
-            By::Near(_) => {}
-            By::Reclaim(slot) => {
+            WantedBy::Near(_) => {}
+            WantedBy::Reclaim(slot) => {
                 let Some(base) = self.reading.carrying.remove(&slot) else {
                     return;
                 };
@@ -302,7 +305,7 @@ impl Broker {
 
     /// Fails a message whose body is lost, with the reason in place of the body.
     fn quarantine(&mut self, slot: u32, reason: &str) {
-        let State {
+        let BrokerState {
             messages, queues, ..
         } = &self.state;
         let id = messages[slot].id;
@@ -327,7 +330,7 @@ impl Broker {
     fn note(&mut self, slot: u32, text: &str) {
         let number = self.state.messages[slot].number();
         let note = text.as_bytes();
-        self.record(&Event::Noted { number, note });
+        self.record(&RecordEvent::Noted { number, note });
         self.state.add_note(slot, Bytes::copy_from_slice(note));
     }
 
@@ -344,7 +347,7 @@ impl Broker {
                 let body_at = self.state.messages.body_at(waiting.message.slot);
                 waiting.bytes = body_at.length();
                 connection.ahead_bytes += waiting.bytes;
-                self.reading.wants(By::Delivery(waiting.message));
+                self.reading.wants(WantedBy::Delivery(waiting.message));
             }
         }
     }

@@ -11,15 +11,16 @@ use penstock_message::{
 
 use super::Checked;
 use crate::Broker;
-use crate::clock::When;
-use crate::endings::{End, Unrun};
+use crate::clock::ClockTime;
+use crate::endings::{RunEnd, Unrun};
 use crate::joins::Arrival;
 use crate::messages::{BodyAt, UntilStart};
-use crate::queues::tally::Counted;
+use crate::queues::tally::Counter;
 use crate::records::{
-    Change, Event, Failing, Growth, How, JoinProgress, MarkedFor, MessageHead, Place, RunHead,
+    Change, Failing, Growth, JoinProgress, MarkedFor, MessageHead, RecordEvent, RecordedState,
+    RunHead, UnrunCause,
 };
-use crate::state::{Ending, State};
+use crate::state::{BrokerState, Ending};
 
 /// Reason of a job that came to its workflow, or was to be replaced, after that was cancelled.
 const WORKFLOW_CANCELLED: &str = "its workflow was cancelled";
@@ -40,7 +41,7 @@ impl Broker {
         let mut is_cancelled = false;
         // Workflow of the job that the transaction settles.
         let mut of_settled = None;
-        let mut replaced: Option<Replaced> = None;
+        let mut replaced: Option<LeftBehind> = None;
         // By reference: an operation is large, and most of it stays where it is.
         for (index, op) in ops.iter_mut().enumerate() {
             match op {
@@ -55,7 +56,7 @@ impl Broker {
                         of_settled = self.state.workflow_of(slot);
                     }
                     let cost_us = *cost_us;
-                    self.end(slot, End::Acked { cost_us });
+                    self.end(slot, RunEnd::Acked { cost_us });
                 }
                 Op::Replace { cost_us, .. } => {
                     let slot = next_lease();
@@ -63,7 +64,7 @@ impl Broker {
                         break;
                     }
                     of_settled = self.state.workflow_of(slot);
-                    replaced = Some(Replaced {
+                    replaced = Some(LeftBehind {
                         id: self.state.messages[slot].id,
                         member: self.state.messages.member(slot),
                         generation: self.state.messages.kind(slot).generation,
@@ -71,7 +72,7 @@ impl Broker {
                         claim: self.state.owned_claim(slot),
                     });
                     let cost_us = *cost_us;
-                    self.end(slot, End::Replaced { cost_us });
+                    self.end(slot, RunEnd::Replaced { cost_us });
                 }
                 Op::Publish { .. } | Op::Hold(_) | Op::Open(_)
                     if is_cancelled && !planted!("spawn-escapes-cancel") =>
@@ -111,7 +112,7 @@ impl Broker {
                         note: Some(note),
                         at: self.clocks.steady(),
                     };
-                    let end = End::Failed {
+                    let end = RunEnd::Failed {
                         failing,
                         value: value.as_mut().map(own),
                         cost_us: Some(*cost_us),
@@ -146,10 +147,10 @@ impl Broker {
                         note: patch.note.as_deref(),
                         expires_at: patch.expires_at.map(|due| self.clocks.resolve(due)),
                     };
-                    self.record(&Event::Moved { number, change });
+                    self.record(&RecordEvent::Moved { number, change });
                     let note = patch.note.clone().as_mut().map(own);
                     if change.next_attempt {
-                        self.count(slot, Counted::Retried);
+                        self.count(slot, Counter::Retried);
                     }
                     self.state.move_message(slot, &change, note, Some(*cost_us));
                     if change.queue != from {
@@ -200,7 +201,7 @@ impl Broker {
                     self.put(own_key(key), value, *ttl_ms, group, run);
                 }
                 Op::Delete { key } => {
-                    self.record(&Event::Removed { key: key.clone() });
+                    self.record(&RecordEvent::Removed { key: key.clone() });
                     self.state.remove_key(key);
                 }
                 Op::Guard { .. } => {}
@@ -231,7 +232,7 @@ impl Broker {
                         self.note_member(*place);
                     }
                     self.state.open_join(join, count, policy, &progress);
-                    self.record(&Event::JoinState {
+                    self.record(&RecordEvent::JoinState {
                         join,
                         count,
                         policy,
@@ -241,7 +242,7 @@ impl Broker {
                     });
                     for (queue, message) in messages {
                         let claim = replaced.as_mut().and_then(|it| it.hand_on(message));
-                        let slot = self.insert(queue, message, Place::Held(join));
+                        let slot = self.insert(queue, message, RecordedState::Held(join));
                         if let Some(key) = claim {
                             self.claim(slot, key);
                         }
@@ -353,7 +354,7 @@ impl Broker {
                 continue;
             };
             if self.state.joins[slot].is_unsealed() {
-                self.record(&Event::JoinGrown { join, by });
+                self.record(&RecordEvent::JoinGrown { join, by });
                 self.state.grow_join(slot, by);
             }
         }
@@ -381,17 +382,17 @@ impl Broker {
         let due = due.map(|due| self.clocks.resolve_start(due));
         let place = match due {
             // The time of its quiet is over, and it has its turn soon.
-            Some(_) if latest.is_some() && was_ready => Place::Ready,
-            Some(when) => Place::Delayed(When {
+            Some(_) if latest.is_some() && was_ready => RecordedState::Ready,
+            Some(when) => RecordedState::Delayed(ClockTime {
                 at: latest.map_or(when.at, |latest| when.at.min(latest)),
                 ..when
             }),
-            None => Place::Ready,
+            None => RecordedState::Ready,
         };
         let run = self.state.run_of(slot, self.writer.time());
         self.counts.cancelled += 1;
-        self.count(slot, Counted::Cancelled);
-        self.record(&Event::Replaced { number });
+        self.count(slot, Counter::Cancelled);
+        self.record(&RecordEvent::Replaced { number });
         self.state.end(slot, Ending::Replaced { cost_us: None });
         if let Some(ttl_ms) = ttl_ms {
             let body = Bytes::copy_from_slice(&message.id.0);
@@ -399,8 +400,10 @@ impl Broker {
             self.put(Key::Result(id), value, Some(ttl_ms), task, Some(run));
         }
         // Its number is its place among those that are ready. An operation under way means all with lower numbers than its own.
-        let keeps_place =
-            was_ready && place == Place::Ready && is_same_queue && self.state.marks.is_empty();
+        let keeps_place = was_ready
+            && place == RecordedState::Ready
+            && is_same_queue
+            && self.state.marks.is_empty();
         let number = match keeps_place {
             true => number,
             false => self.state.numbers + 1,
@@ -435,8 +438,8 @@ impl Broker {
         is_outcome: bool,
     ) {
         let place = match due {
-            Some(due) => Place::Delayed(self.clocks.resolve_start(due)),
-            None => Place::Ready,
+            Some(due) => RecordedState::Delayed(self.clocks.resolve_start(due)),
+            None => RecordedState::Ready,
         };
         let slot = self.insert(&queues[0], message, place);
         let source = self.state.messages[slot].number();
@@ -450,13 +453,13 @@ impl Broker {
         for queue in &queues[1..copies] {
             let queue = self.state.names.intern(queue);
             let number = self.state.numbers + 1;
-            self.record(&Event::Copied {
+            self.record(&RecordEvent::Copied {
                 number,
                 source,
                 queue,
             });
             let copy = self.state.copy_message(slot, number, queue);
-            self.count(copy, Counted::Enqueued);
+            self.count(copy, Counter::Enqueued);
         }
         if self.state.queues.limited > 0 {
             // The next step of a workflow comes, full or not. Anything else that comes may be the one to go.
@@ -477,7 +480,7 @@ impl Broker {
         match claim.until {
             Until::Ended => self.claim(slot, key),
             Until::Started => {
-                self.record(&Event::ClaimedUntilStart {
+                self.record(&RecordEvent::ClaimedUntilStart {
                     number,
                     key: key.clone(),
                     latest,
@@ -497,7 +500,7 @@ impl Broker {
 
     fn claim(&mut self, slot: u32, key: Key) {
         let number = self.state.messages[slot].number();
-        self.record(&Event::Claimed {
+        self.record(&RecordEvent::Claimed {
             number,
             key: key.clone(),
         });
@@ -515,7 +518,7 @@ impl Broker {
 
     /// Whether the workflow is cancelled, and the job that sends more of it is none that goes on.
     fn comes_too_late(&self, workflow: MessageId, parent: Option<MessageId>) -> bool {
-        let State {
+        let BrokerState {
             messages,
             workflows,
             ..
@@ -535,7 +538,7 @@ impl Broker {
         let is_cancelled = self.is_of_cancelled_workflow(slot);
         if is_cancelled {
             let reason = self.state.names.intern(WORKFLOW_CANCELLED);
-            let how = How::Cancelled;
+            let how = UnrunCause::Cancelled;
             self.end_unrun(vec![slot], Unrun { how, reason });
         }
         is_cancelled
@@ -555,15 +558,21 @@ impl Broker {
         let slots = copies.filter(|slot| !messages[*slot].is_leased());
         let slots = slots.collect();
         let reason = self.state.names.intern(WORKFLOW_CANCELLED);
-        let how = How::Cancelled;
+        let how = UnrunCause::Cancelled;
         self.end_unrun(slots, Unrun { how, reason });
     }
 
-    fn insert(&mut self, queue: &str, message: &mut Message, place: Place) -> u32 {
+    fn insert(&mut self, queue: &str, message: &mut Message, place: RecordedState) -> u32 {
         self.insert_as(self.state.numbers + 1, queue, message, place)
     }
 
-    fn insert_as(&mut self, number: u64, queue: &str, message: &mut Message, place: Place) -> u32 {
+    fn insert_as(
+        &mut self,
+        number: u64,
+        queue: &str,
+        message: &mut Message,
+        place: RecordedState,
+    ) -> u32 {
         self.counts.published += 1;
         if let Some(member) = message.extras.as_ref().and_then(|extras| extras.member) {
             self.note_member(member);
@@ -606,9 +615,9 @@ impl Broker {
         let slot = self
             .state
             .insert_message(&head, extras, None, body_at, body);
-        self.count(slot, Counted::Enqueued);
+        self.count(slot, Counter::Enqueued);
         for note in &mut message.notes {
-            self.record(&Event::Noted {
+            self.record(&RecordEvent::Noted {
                 number: head.number,
                 note,
             });
@@ -624,7 +633,7 @@ impl Broker {
         extras: Option<&Extras>,
         body: &[u8],
     ) -> BodyAt {
-        self.record(&Event::Message {
+        self.record(&RecordEvent::Message {
             head: *head,
             extras: extras.map(std::borrow::Cow::Borrowed),
             failure: None,
@@ -647,8 +656,8 @@ impl Broker {
         };
         if self.state.arrive(slot, index, arrival) {
             match succeeded {
-                true => self.record(&Event::Joined { join: id, index }),
-                false => self.record(&Event::MemberFailed {
+                true => self.record(&RecordEvent::Joined { join: id, index }),
+                false => self.record(&RecordEvent::MemberFailed {
                     join: id,
                     index,
                     causes: Vec::new().into(),
@@ -661,7 +670,7 @@ impl Broker {
     fn pause(&mut self, queue: &str, paused: bool) {
         let name = self.state.names.intern(queue);
         let queue = self.state.queue_named(name);
-        self.record(&Event::Paused {
+        self.record(&RecordEvent::Paused {
             queue: name,
             paused,
         });
@@ -670,7 +679,7 @@ impl Broker {
 }
 
 /// Job that a step takes the place of, and what it leaves to that.
-struct Replaced {
+struct LeftBehind {
     id: MessageId,
     member: Option<Member>,
     generation: u32,
@@ -678,7 +687,7 @@ struct Replaced {
     claim: Option<Key>,
 }
 
-impl Replaced {
+impl LeftBehind {
     /// Leaves what there is to the message, if it takes the job's place. Returns the key that the job has owned.
     fn hand_on(&mut self, message: &mut Message) -> Option<Key> {
         if message.id != self.id {

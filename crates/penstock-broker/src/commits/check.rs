@@ -8,11 +8,11 @@ use penstock_message::{
     ScheduleStep, SeededMap, SeededSet, SeededState, Target, Unsealed, Until, place_of_heir,
 };
 
-use super::{Checked, Checking, Replaced, Unchecked, exact_bytes};
+use super::{Checked, Checking, ReplacedJob, Unchecked, exact_bytes};
 use crate::Broker;
 use crate::connections::NAME_CAP_BYTES;
 use crate::messages::BodyAt;
-use crate::state::State;
+use crate::state::BrokerState;
 
 /// Each of a message's queues has an entry of its own, and the list is compared with itself.
 const QUEUES_CAP: usize = 64;
@@ -122,7 +122,7 @@ impl Broker {
                     let why = "a job that was published to several queues can't be replaced";
                     return Err(Refusal::Invalid(why.to_owned()));
                 }
-                let replaced = Replaced {
+                let replaced = ReplacedJob {
                     job: lease.message,
                     member: messages.member(slot),
                     has_heir: false,
@@ -413,7 +413,7 @@ impl Broker {
 
     /// Whether a failed job can go back to its queue.
     pub(crate) fn check_retry(&self, slot: u32, has_queue: bool) -> Result<(), Refusal> {
-        let State { messages, keys, .. } = &self.state;
+        let BrokerState { messages, keys, .. } = &self.state;
         let is_displaced = messages
             .failure(slot)
             .is_some_and(|failure| failure.is_displaced);
@@ -593,7 +593,7 @@ impl Broker {
 
     /// Returns the waiting message whose place a claim gives to this one.
     pub(super) fn to_replace(&self, claim: &Claim, message: &Message) -> Option<u32> {
-        let State { keys, messages, .. } = &self.state;
+        let BrokerState { keys, messages, .. } = &self.state;
         if !matches!(claim.conflict, Conflict::Replace { .. }) || keys.find(&claim.key).is_some() {
             return None;
         }
@@ -603,7 +603,7 @@ impl Broker {
     }
 
     pub(super) fn is_in_queue(&self, slot: u32, queue: &str) -> bool {
-        let State {
+        let BrokerState {
             messages,
             queues,
             names,
@@ -627,7 +627,7 @@ fn too_late(has_failed: bool) -> Refusal {
     })
 }
 
-impl Replaced {
+impl ReplacedJob {
     /// Notes that a message or a join takes the job's place.
     fn take_place(&mut self) -> Result<(), Refusal> {
         match std::mem::replace(&mut self.has_heir, true) {
@@ -639,7 +639,7 @@ impl Replaced {
 
 /// Whether something takes the place of the replaced job, and it is all that is settled: a job that was cancelled ends in
 /// place of all the other operations.
-fn check_replaced(replaced: &Replaced, checking: &Checking) -> Result<(), Refusal> {
+fn check_replaced(replaced: &ReplacedJob, checking: &Checking) -> Result<(), Refusal> {
     let why = match (replaced.has_heir, checking.leased.len()) {
         (true, 1) => return Ok(()),
         (true, _) => "a transaction that replaces a job settles no other",

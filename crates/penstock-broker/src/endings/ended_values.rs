@@ -12,7 +12,7 @@ use crate::table::fifo::Fifo;
 pub(crate) const ENDED_VALUE_BYTES: u64 = 64;
 
 #[derive(Debug, Default)]
-pub(crate) struct Ends {
+pub(crate) struct EndedValues {
     /// For each time that results are kept, the messages in the order in which they ended, as (slot,
     /// lower half of the number). Some may be stale.
     by_ttl: BTreeMap<u64, Fifo<(u32, u32)>>,
@@ -22,7 +22,7 @@ pub(crate) struct Ends {
     pub(crate) timed: BTreeSet<u64>,
 }
 
-impl Ends {
+impl EndedValues {
     pub(crate) fn push(&mut self, ttl_ms: u64, slot: u32, number: u64) {
         self.len += 1;
         let fifo = self.by_ttl.entry(ttl_ms).or_default();

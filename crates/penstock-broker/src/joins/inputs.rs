@@ -8,7 +8,7 @@ use penstock_message::{
 };
 
 use crate::endings::upstream;
-use crate::state::State;
+use crate::state::BrokerState;
 
 /// Most bytes of values that come along with a delivery. Larger ones are asked for by whoever runs the job.
 const INLINE_BYTES: usize = 256 << 10;
@@ -17,7 +17,7 @@ const VALUE_BYTES: usize = 8;
 /// Levels of joins within joins that come along.
 const DEEPEST: usize = 128;
 
-impl State {
+impl BrokerState {
     /// Returns the values for a job, encoded; nothing for one that has no inputs.
     pub(crate) fn inputs_to_send(&self, inputs: Option<Inputs>, when: Outcome) -> Bytes {
         let Some(inputs) = inputs else {

@@ -16,7 +16,7 @@ use penstock_message::{Key, KeyState, Member, MessageId, ValueStatus};
 
 use crate::Broker;
 use crate::joins::Arrival;
-use crate::records::Event;
+use crate::records::RecordEvent;
 
 /// Most events for a member that is pending again: of itself, and of its join, which opens and has no outcome any more.
 pub(crate) const REVIVAL_EVENTS: usize = 3;
@@ -46,7 +46,7 @@ impl Broker {
         if join.failures > 1 {
             causes.retain(|cause| self.has_not_been_retried(cause));
         }
-        self.record(&Event::MemberRevived {
+        self.record(&RecordEvent::MemberRevived {
             join: id,
             index,
             causes: (&causes).into(),
@@ -80,11 +80,11 @@ impl Broker {
         if join.result_ttl_ms.is_none() {
             keys.clear();
         }
-        self.record(&Event::JoinReopened { join: id });
+        self.record(&RecordEvent::JoinReopened { join: id });
         self.state.reopen_join(slot);
         self.chores.reopening.insert(id, 0);
         for key in &keys {
-            self.record(&Event::Removed { key: key.clone() });
+            self.record(&RecordEvent::Removed { key: key.clone() });
             self.state.remove_key(key);
         }
         self.review_waits_behind(id);

@@ -15,26 +15,26 @@ use crate::table::slot_index::SlotIndex;
 
 #[derive(Debug, Default)]
 pub(crate) struct Watchers {
-    keys: Slab<Watched>,
+    keys: Slab<WatchedKey>,
     by_key: SlotIndex,
-    links: Vec<Vec<Link>>,
+    links: Vec<Vec<WatchLink>>,
 }
 
 #[derive(Debug)]
-struct Watched {
+struct WatchedKey {
     key: Key,
-    watchers: Vec<Watcher>,
+    watchers: Vec<KeyWatcher>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Watcher {
+struct KeyWatcher {
     session: u32,
     /// Index in the session's list.
     link: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Link {
+struct WatchLink {
     slot: u32,
     /// Index in the key's list.
     watcher: u32,
@@ -79,7 +79,7 @@ impl Watchers {
     pub(crate) fn watch(&mut self, key: Key, session: u32) {
         let slot = self.find(&key).unwrap_or_else(|| {
             let hash = self.by_key.hash(&key);
-            let slot = self.keys.insert(Watched {
+            let slot = self.keys.insert(WatchedKey {
                 key,
                 // Most keys have one watcher.
                 watchers: Vec::with_capacity(1),
@@ -95,11 +95,11 @@ impl Watchers {
             self.links.resize_with(index + 1, Vec::new);
         }
         let (links, watchers) = (&mut self.links[index], &mut self.keys[slot].watchers);
-        let watcher = Watcher {
+        let watcher = KeyWatcher {
             session,
             link: links.len() as u32,
         };
-        links.push(Link {
+        links.push(WatchLink {
             slot,
             watcher: watchers.len() as u32,
         });
@@ -133,7 +133,7 @@ impl Watchers {
             return Vec::new();
         };
         self.forget(slot);
-        let Watched { watchers, .. } = self.keys.remove(slot);
+        let WatchedKey { watchers, .. } = self.keys.remove(slot);
         for watcher in &watchers {
             self.remove_link(*watcher);
         }
@@ -155,7 +155,7 @@ impl Watchers {
         }
     }
 
-    fn remove_link(&mut self, watcher: Watcher) {
+    fn remove_link(&mut self, watcher: KeyWatcher) {
         let links = &mut self.links[watcher.session as usize];
         let place = watcher.link as usize;
         links.swap_remove(place);
@@ -206,20 +206,20 @@ mod tests {
     }
 
     #[derive(Clone, Debug)]
-    enum Step {
+    enum WatchStep {
         Watch(u8, u32),
         Unwatch(u8, u32),
         UnwatchAll(u32),
         Take(u8),
     }
 
-    fn step() -> impl Strategy<Value = Step> {
+    fn step() -> impl Strategy<Value = WatchStep> {
         let (key, session) = (0..6_u8, 0..5_u32);
         prop_oneof![
-            8 => (key.clone(), session.clone()).prop_map(|(key, session)| Step::Watch(key, session)),
-            3 => (key.clone(), session.clone()).prop_map(|(key, session)| Step::Unwatch(key, session)),
-            1 => session.prop_map(Step::UnwatchAll),
-            2 => key.prop_map(Step::Take),
+            8 => (key.clone(), session.clone()).prop_map(|(key, session)| WatchStep::Watch(key, session)),
+            3 => (key.clone(), session.clone()).prop_map(|(key, session)| WatchStep::Unwatch(key, session)),
+            1 => session.prop_map(WatchStep::UnwatchAll),
+            2 => key.prop_map(WatchStep::Take),
         ]
     }
 
@@ -230,21 +230,21 @@ mod tests {
             let mut expected: BTreeMap<u8, BTreeSet<u32>> = BTreeMap::new();
             for step in steps {
                 match step {
-                    Step::Watch(number, session) => {
+                    WatchStep::Watch(number, session) => {
                         watchers.watch(key(number), session);
                         expected.entry(number).or_default().insert(session);
                     }
-                    Step::Unwatch(number, session) => {
+                    WatchStep::Unwatch(number, session) => {
                         watchers.unwatch(&key(number), session);
                         expected.entry(number).or_default().remove(&session);
                     }
-                    Step::UnwatchAll(session) => {
+                    WatchStep::UnwatchAll(session) => {
                         watchers.unwatch_all(session);
                         for sessions in expected.values_mut() {
                             sessions.remove(&session);
                         }
                     }
-                    Step::Take(number) => {
+                    WatchStep::Take(number) => {
                         let taken: BTreeSet<u32> = watchers.take(&key(number)).into_iter().collect();
                         prop_assert_eq!(taken, expected.remove(&number).unwrap_or_default());
                     }

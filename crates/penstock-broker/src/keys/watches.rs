@@ -5,9 +5,9 @@ use penstock_message::{Key, KeyState, MessageId, Value, ValueStatus};
 
 use crate::commits::own_key;
 use crate::endings::upstream;
-use crate::held_effects::{Effect, Rests};
-use crate::records::{How, Mark, MarkedFor};
-use crate::state::State;
+use crate::held_effects::{Effect, SafeAfter};
+use crate::records::{Mark, MarkedFor, UnrunCause};
+use crate::state::BrokerState;
 use crate::{Broker, ConnId};
 
 impl Broker {
@@ -40,10 +40,10 @@ impl Broker {
     }
 
     /// Returns the state of the key for a watcher, and the records that it rests on.
-    fn key_state(&self, key: &Key) -> (KeyState, Rests) {
+    fn key_state(&self, key: &Key) -> (KeyState, SafeAfter) {
         if let Some(stored) = self.state.keys.value(key) {
             let rests = match planted!("show-value-early") {
-                true => Rests::default(),
+                true => SafeAfter::default(),
                 false => stored.rests,
             };
             let mut value = stored.value();
@@ -71,7 +71,7 @@ impl Broker {
 
     /// Returns the value of a message that the broker has ended, or is about to: no journal holds it.
     fn derived_value(&self, id: &MessageId) -> Option<Value> {
-        let State {
+        let BrokerState {
             messages, queues, ..
         } = &self.state;
         if let Some(slot) = messages.find_ended(id) {
@@ -95,7 +95,7 @@ impl Broker {
             let mut marks = self.state.marks.values();
             let is_it = |mark: &Mark| mark.what == MarkedFor::Purge && mark.queue == Some(queue);
             let (mark, _) = marks.find(|(mark, _)| is_it(mark))?;
-            return Some(self.state.unrun_value(How::Purged, mark.reason));
+            return Some(self.state.unrun_value(UnrunCause::Purged, mark.reason));
         }
         None
     }

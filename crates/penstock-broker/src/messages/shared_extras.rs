@@ -10,23 +10,23 @@ use crate::table::slot_index::SlotIndex;
 
 #[derive(Debug, Default)]
 pub(crate) struct SharedExtras {
-    all: Slab<Shared>,
+    all: Slab<CountedExtras>,
     by_content: SlotIndex,
     /// The last ones that were set: most often they are set again.
     last: Option<u32>,
-    chunks: Vec<Option<Chunk>>,
+    chunks: Vec<Option<ExtrasChunk>>,
     len: usize,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct CountedExtras {
     extras: Extras,
     /// Number of messages that have them.
     users: u32,
 }
 
 #[derive(Debug)]
-struct Chunk {
+struct ExtrasChunk {
     places: Box<[u32; CHUNK]>,
     len: u32,
 }
@@ -59,7 +59,7 @@ impl SharedExtras {
         if self.chunks.len() <= index {
             self.chunks.resize_with(index + 1, || None);
         }
-        let chunk = self.chunks[index].get_or_insert_with(|| Chunk {
+        let chunk = self.chunks[index].get_or_insert_with(|| ExtrasChunk {
             places: Box::new([NONE; CHUNK]),
             len: 0,
         });
@@ -107,7 +107,7 @@ impl SharedExtras {
                 let hash = by_content.hash(&extras);
                 let found = by_content.find(hash, |place| all[place].extras == extras);
                 found.unwrap_or_else(|| {
-                    let place = all.insert(Shared { extras, users: 0 });
+                    let place = all.insert(CountedExtras { extras, users: 0 });
                     by_content.insert(hash, place);
                     place
                 })

@@ -5,12 +5,12 @@ use std::num::NonZeroU32;
 
 use penstock_message::{SeededMap, SeededState};
 
-use crate::queues::tally::{Counted as What, Counts};
+use crate::queues::tally::{Counter, TallyCounts};
 use crate::table::interner::Name;
 
 /// All properties of a message that few messages have for themselves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Kind {
+pub(crate) struct SharedHead {
     pub(crate) queue: u32,
     pub(crate) task: Name,
     pub(crate) priority: u8,
@@ -24,9 +24,9 @@ pub(crate) struct Kind {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct KindId(NonZeroU32);
+pub(crate) struct SharedHeadId(NonZeroU32);
 
-impl KindId {
+impl SharedHeadId {
     fn new(index: usize) -> Self {
         let id = u32::try_from(index + 1).ok().and_then(NonZeroU32::new);
         Self(id.expect("fewer than 2^32 kinds"))
@@ -44,28 +44,28 @@ const UNUSED_KEPT: usize = 64;
 const COUNTED_AT_ONCE: usize = 1024;
 
 #[derive(Debug, Default)]
-pub(crate) struct Kinds {
-    kinds: Vec<Counted>,
-    by_kind: SeededMap<Kind, KindId>,
-    free: Vec<KindId>,
+pub(crate) struct SharedHeads {
+    kinds: Vec<CountedHead>,
+    by_kind: SeededMap<SharedHead, SharedHeadId>,
+    free: Vec<SharedHeadId>,
     unused: usize,
-    last: Option<KindId>,
+    last: Option<SharedHeadId>,
     /// Number of kinds of each queue, and of each task.
     of_queues: Vec<u32>,
     of_tasks: Vec<u32>,
     /// Kinds with counts that are not in the tallies of their queues and tasks yet.
-    counted: Vec<KindId>,
+    counted: Vec<SharedHeadId>,
 }
 
 #[derive(Debug)]
-struct Counted {
-    kind: Kind,
+struct CountedHead {
+    kind: SharedHead,
     /// Number of messages of this kind; `None`: its place is free.
     users: Option<u32>,
     /// The flow of ready messages of this kind, once there has been one.
     flow: Option<u32>,
     /// Counts of messages of this kind that no tally has yet; the kind is in `counted` while there are any.
-    counts: Counts,
+    counts: TallyCounts,
     is_counted: bool,
 }
 
@@ -78,7 +78,7 @@ fn adjust(counts: &mut Vec<u32>, index: usize, by: i32) {
         .expect("kinds are counted when they come and when they go");
 }
 
-impl Kinds {
+impl SharedHeads {
     /// Clients choose times to live and attempts, so kinds are hashed with a seed too.
     pub(crate) fn new(hashing: SeededState) -> Self {
         Self {
@@ -93,7 +93,7 @@ impl Kinds {
     }
 
     /// Adds a message of this kind.
-    pub(crate) fn take(&mut self, kind: &Kind) -> KindId {
+    pub(crate) fn take(&mut self, kind: &SharedHead) -> SharedHeadId {
         // A burst of jobs is of one kind.
         let last = self
             .last
@@ -108,12 +108,12 @@ impl Kinds {
         id
     }
 
-    fn add(&mut self, kind: Kind) -> KindId {
-        let counted = Counted {
+    fn add(&mut self, kind: SharedHead) -> SharedHeadId {
+        let counted = CountedHead {
             kind,
             users: Some(0),
             flow: None,
-            counts: Counts::default(),
+            counts: TallyCounts::default(),
             is_counted: false,
         };
         self.unused += 1;
@@ -126,7 +126,7 @@ impl Kinds {
             }
             None => {
                 self.kinds.push(counted);
-                KindId::new(self.kinds.len() - 1)
+                SharedHeadId::new(self.kinds.len() - 1)
             }
         };
         self.by_kind.insert(kind, id);
@@ -134,16 +134,16 @@ impl Kinds {
     }
 
     /// Removes a message of this kind.
-    pub(crate) fn give(&mut self, id: KindId) {
+    pub(crate) fn give(&mut self, id: SharedHeadId) {
         let users = self.kinds[id.index()].users.as_mut();
         let users = users.expect("a kind in use is not free");
         *users -= 1;
         self.unused += usize::from(*users == 0);
     }
 
-    /// Counts it for the queue and the task of the kind: see [`Kinds::next_counted`].
+    /// Counts it for the queue and the task of the kind: see [`SharedHeads::next_counted`].
     #[inline]
-    pub(crate) fn count(&mut self, id: KindId, what: What) {
+    pub(crate) fn count(&mut self, id: SharedHeadId, what: Counter) {
         let counted = &mut self.kinds[id.index()];
         counted.counts[what as usize] += 1;
         if !std::mem::replace(&mut counted.is_counted, true) {
@@ -157,7 +157,7 @@ impl Kinds {
     }
 
     /// Takes a kind, and the counts to add to the tallies of its queue and its task.
-    pub(crate) fn next_counted(&mut self) -> Option<(Kind, Counts)> {
+    pub(crate) fn next_counted(&mut self) -> Option<(SharedHead, TallyCounts)> {
         let counted = &mut self.kinds[self.counted.pop()?.index()];
         counted.is_counted = false;
         Some((counted.kind, std::mem::take(&mut counted.counts)))
@@ -180,11 +180,11 @@ impl Kinds {
     }
 
     #[inline]
-    pub(crate) fn flow(&self, id: KindId) -> Option<u32> {
+    pub(crate) fn flow(&self, id: SharedHeadId) -> Option<u32> {
         self.kinds[id.index()].flow
     }
 
-    pub(crate) fn set_flow(&mut self, id: KindId, flow: u32) {
+    pub(crate) fn set_flow(&mut self, id: SharedHeadId, flow: u32) {
         self.kinds[id.index()].flow = Some(flow);
     }
 
@@ -209,13 +209,13 @@ impl Kinds {
             if counted.users == Some(0) {
                 counted.users = None;
                 self.by_kind.remove(&counted.kind);
-                self.free.push(KindId::new(index));
+                self.free.push(SharedHeadId::new(index));
                 flows.extend(counted.flow.take());
                 adjust(&mut self.of_queues, counted.kind.queue as usize, -1);
                 adjust(&mut self.of_tasks, counted.kind.task.index(), -1);
             }
         }
-        let used = |counted: &Counted| counted.users.is_some();
+        let used = |counted: &CountedHead| counted.users.is_some();
         let len = self.kinds.iter().rposition(used).map_or(0, |last| last + 1);
         if len < self.kinds.len() / 4 {
             self.kinds.truncate(len);
@@ -232,7 +232,7 @@ impl Kinds {
     }
 
     /// Panics unless each kind is counted as often as here.
-    pub(crate) fn assert_counts(&self, expected: &SeededMap<Kind, u32>) {
+    pub(crate) fn assert_counts(&self, expected: &SeededMap<SharedHead, u32>) {
         let mut in_use = 0;
         for counted in &self.kinds {
             if let Some(users) = counted.users {
@@ -250,10 +250,10 @@ impl Kinds {
     }
 }
 
-impl std::ops::Index<KindId> for Kinds {
-    type Output = Kind;
+impl std::ops::Index<SharedHeadId> for SharedHeads {
+    type Output = SharedHead;
 
-    fn index(&self, id: KindId) -> &Kind {
+    fn index(&self, id: SharedHeadId) -> &SharedHead {
         &self.kinds[id.index()].kind
     }
 }

@@ -3,16 +3,16 @@
 use std::collections::BTreeSet;
 
 /// A virtual time, and the flow that has it.
-pub(crate) type Turn = (u64, u32);
+pub(crate) type FlowTurn = (u64, u32);
 
 /// Flows in turn. The first stands outside of the tree, for most levels have one flow, and each job moves a flow twice.
 #[derive(Debug, Default)]
-pub(crate) struct Active {
-    first: Option<Turn>,
-    rest: BTreeSet<Turn>,
+pub(crate) struct ActiveFlows {
+    first: Option<FlowTurn>,
+    rest: BTreeSet<FlowTurn>,
 }
 
-impl Active {
+impl ActiveFlows {
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.first.is_none()
@@ -25,20 +25,20 @@ impl Active {
     }
 
     #[inline]
-    pub(crate) fn first(&self) -> Option<Turn> {
+    pub(crate) fn first(&self) -> Option<FlowTurn> {
         self.first
     }
 
-    pub(crate) fn contains(&self, turn: Turn) -> bool {
+    pub(crate) fn contains(&self, turn: FlowTurn) -> bool {
         self.first == Some(turn) || self.rest.contains(&turn)
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = Turn> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = FlowTurn> {
         self.first.into_iter().chain(self.rest.iter().copied())
     }
 
     #[inline]
-    pub(crate) fn insert(&mut self, turn: Turn) {
+    pub(crate) fn insert(&mut self, turn: FlowTurn) {
         match self.first {
             None => self.first = Some(turn),
             Some(first) if turn < first => {
@@ -52,7 +52,7 @@ impl Active {
     }
 
     #[inline]
-    pub(crate) fn remove(&mut self, turn: Turn) {
+    pub(crate) fn remove(&mut self, turn: FlowTurn) {
         if self.first == Some(turn) {
             self.first = match self.rest.is_empty() {
                 true => None,
@@ -65,7 +65,7 @@ impl Active {
 
     /// Moves a flow to another virtual time.
     #[inline]
-    pub(crate) fn replace(&mut self, old: Turn, new: Turn) {
+    pub(crate) fn replace(&mut self, old: FlowTurn, new: FlowTurn) {
         if self.rest.is_empty() && self.first == Some(old) {
             self.first = Some(new);
         } else {
@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn turns_come_in_order_however_they_came_and_went() {
-        let mut active = Active::default();
+        let mut active = ActiveFlows::default();
         assert!(active.is_empty() && active.is_alone());
         for turn in [(5, 1), (3, 2), (9, 3), (3, 4)] {
             active.insert(turn);

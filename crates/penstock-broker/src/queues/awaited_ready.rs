@@ -17,13 +17,13 @@ pub(crate) type AwaitedTurn = (Reverse<u32>, Handle);
 
 /// Awaited messages of one flow.
 #[derive(Debug, Default)]
-pub(crate) struct Awaited {
+pub(crate) struct AwaitedReady {
     turns: BTreeSet<AwaitedTurn>,
     /// Turn of each message, by its slot.
     by_slot: FxHashMap<u32, AwaitedTurn>,
 }
 
-impl Awaited {
+impl AwaitedReady {
     pub(crate) fn is_empty(&self) -> bool {
         self.turns.is_empty()
     }

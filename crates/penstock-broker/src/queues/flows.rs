@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 
 use penstock_faults::planted;
 
-use crate::messages::{Entry, Handle, Messages};
-use crate::queues::active_flows::{Active, Turn};
-use crate::queues::awaited_ready::{Awaited, AwaitedTurn};
-use crate::queues::run_charges::{Charge, Running};
-use crate::queues::tasks::Tasks;
+use crate::messages::{Handle, MessageEntry, Messages};
+use crate::queues::active_flows::{ActiveFlows, FlowTurn};
+use crate::queues::awaited_ready::{AwaitedReady, AwaitedTurn};
+use crate::queues::run_charges::{Charge, ChargedRuns};
+use crate::queues::tasks::TaskTable;
 use crate::table::boxed_slab::BoxedSlab;
 use crate::table::fifo::Fifo;
 use crate::table::interner::Name;
@@ -18,7 +18,7 @@ use crate::table::interner::Name;
 pub(crate) struct Level {
     pub(crate) flows: Vec<u32>,
     /// Flows that have ready messages which a consumer can run, by virtual time.
-    pub(crate) active: Active,
+    pub(crate) active: ActiveFlows,
     /// Virtual time at which the last message was taken: the present.
     pub(crate) present: u64,
     /// Flows with messages that running jobs wait for.
@@ -27,8 +27,8 @@ pub(crate) struct Level {
 
 /// The message that is taken next from a level.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Choice {
-    pub(crate) flow: Turn,
+pub(crate) struct FlowChoice {
+    pub(crate) flow: FlowTurn,
     /// The message, where it goes before others of its flow.
     pub(crate) awaited: Option<Handle>,
 }
@@ -50,13 +50,13 @@ pub(crate) struct Flow {
     pub(crate) users: u32,
     pub(crate) virtual_time: u64,
     pub(crate) ready: usize,
-    pub(crate) running: Running,
+    pub(crate) running: ChargedRuns,
     /// Whether some consumer of the queue can run its task, or the queue has none.
     pub(crate) is_wanted: bool,
     /// Whether jobs of this flow have been seen to wait for others.
     pub(crate) waits: bool,
     /// Ready messages that running jobs wait for. They are in the run as well.
-    pub(crate) awaited: Option<Box<Awaited>>,
+    pub(crate) awaited: Option<Box<AwaitedReady>>,
     /// Messages in order of number; some may be stale.
     run: Fifo<InRun>,
     /// Number of the last message in the run.
@@ -156,7 +156,7 @@ impl Level {
         &self,
         flows: &BoxedSlab<Flow>,
         can_run: impl Fn(&Flow) -> bool,
-    ) -> Option<Choice> {
+    ) -> Option<FlowChoice> {
         let first = |flow: u32| -> Option<AwaitedTurn> { flows[flow].awaited.as_ref()?.first() };
         let takes_part = |flow: &u32| flows[*flow].is_wanted && can_run(&flows[*flow]);
         let awaited = self.awaited.iter().copied().filter(takes_part);
@@ -166,7 +166,7 @@ impl Level {
             can_run(&flows[*flow])
                 && (deepest.is_none() || deepest == Some(*flow) || !flows[*flow].waits)
         })?;
-        Some(Choice {
+        Some(FlowChoice {
             flow: turn,
             awaited: first(turn.1).map(|(_, handle)| handle),
         })
@@ -195,13 +195,13 @@ impl Level {
     /// Takes the next message of an active flow, or the awaited one.
     pub(crate) fn pop(
         &mut self,
-        Choice {
+        FlowChoice {
             flow: active,
             awaited,
-        }: Choice,
+        }: FlowChoice,
         flows: &mut BoxedSlab<Flow>,
         messages: &Messages,
-        tasks: &Tasks,
+        tasks: &TaskTable,
         now_ms: u64,
     ) -> (u32, Charge) {
         let (virtual_time, index) = active;
@@ -289,7 +289,7 @@ impl Flow {
             awaited: None,
             run: Fifo::default(),
             last_number: 0,
-            running: Running::default(),
+            running: ChargedRuns::default(),
             returned: Returned::default(),
         }
     }
@@ -299,7 +299,7 @@ impl Flow {
     fn sweep(&mut self, messages: &Messages) {
         if self.run.len() + self.returned.len() > 2 * self.ready + 64 {
             self.run
-                .retain(|place| place.find(messages).is_some_and(Entry::is_ready));
+                .retain(|place| place.find(messages).is_some_and(MessageEntry::is_ready));
             self.returned.retain(|handle| is_ready(messages, *handle));
         }
     }
@@ -391,7 +391,7 @@ impl Flow {
         }
     }
 
-    pub(crate) fn first_ready<'a>(&self, messages: &'a Messages) -> Option<&'a Entry> {
+    pub(crate) fn first_ready<'a>(&self, messages: &'a Messages) -> Option<&'a MessageEntry> {
         let next = self.run.iter().find_map(|place| {
             let entry = place.find(messages)?;
             entry.is_ready().then_some(entry)
@@ -424,12 +424,12 @@ impl InRun {
     }
 
     /// Finds the message, unless the place is stale.
-    pub(crate) fn find(self, messages: &Messages) -> Option<&Entry> {
+    pub(crate) fn find(self, messages: &Messages) -> Option<&MessageEntry> {
         let entry = messages.by_slot(self.slot)?;
         (entry.number() as u32 == self.number).then_some(entry)
     }
 }
 
 fn is_ready(messages: &Messages, handle: Handle) -> bool {
-    messages.get(handle).is_some_and(Entry::is_ready)
+    messages.get(handle).is_some_and(MessageEntry::is_ready)
 }

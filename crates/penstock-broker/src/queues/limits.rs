@@ -10,8 +10,8 @@ use penstock_message::{Key, Message, Notice, Op, Overflow, QueueLimits, Refusal,
 
 use crate::Broker;
 use crate::endings::Unrun;
-use crate::records::{Event, How};
-use crate::state::State;
+use crate::records::{RecordEvent, UnrunCause};
+use crate::state::BrokerState;
 
 const DISPLACED: &str = "its queue was full and newer jobs took its place";
 
@@ -150,7 +150,7 @@ impl Broker {
             if self.step_size() == 0 {
                 return self.chores.make_room(queue, before);
             }
-            let State {
+            let BrokerState {
                 queues, messages, ..
             } = &mut self.state;
             let Some(slot) = queues.oldest_of_lowest(queue, before, messages) else {
@@ -159,7 +159,7 @@ impl Broker {
             // Clients that wait for its result are told; it must not come back after that.
             self.must_be_safe();
             let reason = self.state.names.intern(DISPLACED);
-            let how = How::Displaced;
+            let how = UnrunCause::Displaced;
             self.added += 1;
             self.added += self.end_waiting(vec![slot], Unrun { how, reason });
         }
@@ -175,7 +175,7 @@ impl Broker {
     pub(crate) fn limit(&mut self, queue: &str, limits: QueueLimits) {
         let name = self.state.names.intern(queue);
         let queue = self.state.queue_named(name);
-        self.record(&Event::Limited {
+        self.record(&RecordEvent::Limited {
             queue: name,
             limits,
         });

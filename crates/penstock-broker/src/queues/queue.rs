@@ -6,16 +6,16 @@ use penstock_faults::planted;
 use penstock_message::QueueLimits;
 
 use crate::Position;
-use crate::queues::flows::{Choice, Flow, Level};
+use crate::queues::flows::{Flow, FlowChoice, Level};
 use crate::queues::readiness::Readiness;
-use crate::queues::tally::{Step, Tally};
+use crate::queues::tally::{Tally, TallyStep};
 use crate::queues::task_sets::TaskSets;
 use crate::table::boxed_slab::BoxedSlab;
 use crate::table::interner::Name;
 
 /// An entry in the ring of a queue: a consumer, and the serial number by which it is seen to be stale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Waiter {
+pub(crate) struct WaitingConsumer {
     pub(crate) consumer: u32,
     pub(crate) serial: u64,
 }
@@ -27,7 +27,7 @@ pub(crate) struct Served {
     pub(crate) tasks: Option<u32>,
     pub(crate) consumers: u32,
     /// Consumers that want work, in turn. Some may be stale.
-    pub(crate) waiting: VecDeque<Waiter>,
+    pub(crate) waiting: VecDeque<WaitingConsumer>,
 }
 
 const PRIORITIES: usize = penstock_message::HIGHEST_PRIORITY as usize + 1;
@@ -118,7 +118,7 @@ pub(crate) enum Service {
 }
 
 impl Queue {
-    pub(crate) fn new(name: Name, now: Step) -> Self {
+    pub(crate) fn new(name: Name, now: TallyStep) -> Self {
         Self {
             name,
             levels: None,
@@ -221,7 +221,7 @@ impl Queue {
         tasks: Option<u32>,
         flows: &BoxedSlab<Flow>,
         sets: &TaskSets,
-    ) -> Option<(usize, Choice)> {
+    ) -> Option<(usize, FlowChoice)> {
         // What takes part can be run by somebody.
         let is_for_all = self.served().len() == 1 || tasks.is_none();
         let mut left = self.ready_levels;
@@ -248,7 +248,7 @@ impl Queue {
             };
             if let Some(flow) = found {
                 let awaited = None;
-                return Some((priority, Choice { flow, awaited }));
+                return Some((priority, FlowChoice { flow, awaited }));
             }
         }
         None

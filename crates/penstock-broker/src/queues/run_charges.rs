@@ -28,7 +28,7 @@ impl Charge {
 
 /// The runs of a flow.
 #[derive(Debug, Default)]
-pub(crate) struct Running {
+pub(crate) struct ChargedRuns {
     runs: u32,
     /// Sum of the times at which they began.
     since_ms: u64,
@@ -38,7 +38,7 @@ pub(crate) struct Running {
     beyond_us: u64,
 }
 
-impl Running {
+impl ChargedRuns {
     pub(crate) fn runs(&self) -> u32 {
         self.runs
     }
@@ -85,7 +85,7 @@ mod tests {
 
     #[test]
     fn runs_are_charged_what_they_take_and_give_it_back_when_they_end() {
-        let mut running = Running::default();
+        let mut running = ChargedRuns::default();
         let charge = |estimate_us, since_ms| Charge {
             estimate_us: NonZeroU32::new(estimate_us).unwrap(),
             since_ms,

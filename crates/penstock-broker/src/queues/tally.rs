@@ -9,7 +9,7 @@ use penstock_message::{JobCounts, Tallied};
 
 /// Events that are counted, in the order of the fields of [`JobCounts`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Counted {
+pub(crate) enum Counter {
     Enqueued,
     Started,
     Succeeded,
@@ -23,13 +23,13 @@ pub(crate) enum Counted {
 
 /// The steady clock in steps of ten seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Step(u32);
+pub(crate) struct TallyStep(u32);
 
 const STEP_MS: u64 = 10_000;
 /// Number of steps in a minute.
 const STEPS: usize = 6;
 
-impl Step {
+impl TallyStep {
     pub(crate) fn at(steady_ms: u64) -> Self {
         Self((steady_ms / STEP_MS) as u32)
     }
@@ -43,34 +43,34 @@ impl Step {
     }
 }
 
-pub(crate) type Counts = [u32; JobCounts::LEN];
+pub(crate) type TallyCounts = [u32; JobCounts::LEN];
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tally {
     /// Step in which it was last used.
-    pub(crate) last: Step,
+    pub(crate) last: TallyStep,
     /// Counts within that step.
-    now: Counts,
+    now: TallyCounts,
     /// Counts up to that step; `None`: nothing. (Most of many queues are used in one step only.)
     before: Option<Box<[u64; JobCounts::LEN]>>,
-    /// The steps of a minute before the last one, by [`Step::place`]; `None`: they brought nothing.
-    minute: Option<Box<[Counts; STEPS]>>,
+    /// The steps of a minute before the last one, by [`TallyStep::place`]; `None`: they brought nothing.
+    minute: Option<Box<[TallyCounts; STEPS]>>,
 }
 
 impl Tally {
-    pub(crate) fn new(now: Step) -> Self {
+    pub(crate) fn new(now: TallyStep) -> Self {
         Self {
             last: now,
             ..Self::default()
         }
     }
 
-    pub(crate) fn count(&mut self, what: Counted, now: Step) {
+    pub(crate) fn count(&mut self, what: Counter, now: TallyStep) {
         self.touch(now);
         self.now[what as usize] += 1;
     }
 
-    pub(crate) fn add(&mut self, counts: &Counts, now: Step) {
+    pub(crate) fn add(&mut self, counts: &TallyCounts, now: TallyStep) {
         self.touch(now);
         for (sum, count) in self.now.iter_mut().zip(counts) {
             *sum += count;
@@ -79,15 +79,15 @@ impl Tally {
 
     /// Notes that it is in use, though there is nothing to count.
     #[inline]
-    pub(crate) fn touch(&mut self, now: Step) {
+    pub(crate) fn touch(&mut self, now: TallyStep) {
         if self.last != now {
             self.turn(now);
         }
     }
 
     #[cold]
-    fn turn(&mut self, now: Step) {
-        if self.now != Counts::default() {
+    fn turn(&mut self, now: TallyStep) {
+        if self.now != TallyCounts::default() {
             let before = self.before.get_or_insert_default();
             for (before, now) in before.iter_mut().zip(self.now) {
                 *before += u64::from(now);
@@ -96,14 +96,14 @@ impl Tally {
         let passed = now.0.saturating_sub(self.last.0) as usize;
         if passed > STEPS {
             self.minute = None;
-        } else if self.minute.is_some() || self.now != Counts::default() {
+        } else if self.minute.is_some() || self.now != TallyCounts::default() {
             let minute = self.minute.get_or_insert_default();
             minute[self.last.place()] = self.now;
             for empty in self.last.0 + 1..now.0 {
-                minute[Step(empty).place()] = Counts::default();
+                minute[TallyStep(empty).place()] = TallyCounts::default();
             }
         }
-        self.now = Counts::default();
+        self.now = TallyCounts::default();
         self.last = now;
     }
 
@@ -116,7 +116,7 @@ impl Tally {
     }
 
     pub(crate) fn tallied(&self, steady_ms: u64) -> Tallied {
-        let now = Step::at(steady_ms);
+        let now = TallyStep::at(steady_ms);
         let mut tally = self.clone();
         tally.touch(now);
         let mut last_minute = tally.now.map(u64::from);
@@ -166,7 +166,7 @@ mod tests {
             let start_ms = 1_000_000;
             let busy = (start_ms..start_ms + 90_000).chain(start_ms + 90_000 + pause_ms..);
             for now_ms in busy.step_by(100).take(1_500) {
-                tally.count(Counted::Started, Step::at(now_ms));
+                tally.count(Counter::Started, TallyStep::at(now_ms));
                 times.push(now_ms);
                 let tallied = tally.tallied(now_ms);
                 let recent = times.iter().filter(|at| **at + 60_000 > now_ms).count() as u64;
@@ -190,16 +190,16 @@ mod tests {
 
     #[test]
     fn what_is_used_once_keeps_no_minute() {
-        let mut tally = Tally::new(Step::at(5_000));
-        for what in [Counted::Enqueued, Counted::Started, Counted::Succeeded] {
-            tally.count(what, Step::at(9_999));
+        let mut tally = Tally::new(TallyStep::at(5_000));
+        for what in [Counter::Enqueued, Counter::Started, Counter::Succeeded] {
+            tally.count(what, TallyStep::at(9_999));
         }
         assert!(tally.minute.is_none());
         assert_eq!(tally.tallied(65_000).last_minute.succeeded, 1);
         assert!(tally.before.is_none());
         assert!(size_of::<Tally>() <= 56);
         // Nor after a long time.
-        tally.count(Counted::Enqueued, Step::at(100_000));
+        tally.count(Counter::Enqueued, TallyStep::at(100_000));
         assert!(tally.minute.is_none());
         assert_eq!(tally.counts().enqueued, 2);
     }

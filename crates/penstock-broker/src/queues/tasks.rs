@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use crate::queues::tally::{Step, Tally};
+use crate::queues::tally::{Tally, TallyStep};
 use crate::table::boxed_slab::BoxedSlab;
 use crate::table::interner::{Interner, Name};
 
@@ -13,11 +13,11 @@ const UNKNOWN_COST_US: u32 = 1_000;
 
 /// Moving average of the cost of a task's runs, in eighths of a microsecond; zero before the first.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Cost {
+pub(crate) struct RunCost {
     eighths: u64,
 }
 
-impl Cost {
+impl RunCost {
     pub(crate) fn estimate_us(self) -> NonZeroU32 {
         let us = match self.eighths {
             0 => UNKNOWN_COST_US,
@@ -35,9 +35,9 @@ impl Cost {
 }
 
 #[derive(Debug)]
-pub(crate) struct Task {
+pub(crate) struct TaskEntry {
     pub(crate) name: Name,
-    pub(crate) cost: Cost,
+    pub(crate) cost: RunCost,
     pub(crate) tally: Tally,
 }
 
@@ -75,12 +75,12 @@ impl ByName {
 
 /// Every task that a message is of, or that was in use of late.
 #[derive(Debug, Default)]
-pub(crate) struct Tasks {
-    pub(crate) all: BoxedSlab<Task>,
+pub(crate) struct TaskTable {
+    pub(crate) all: BoxedSlab<TaskEntry>,
     pub(crate) by_name: ByName,
 }
 
-impl Tasks {
+impl TaskTable {
     #[inline]
     pub(crate) fn find(&self, name: Name) -> Option<u32> {
         self.by_name.find(name)
@@ -90,22 +90,22 @@ impl Tasks {
     pub(crate) fn find_or_create(
         &mut self,
         name: Name,
-        now: Step,
+        now: TallyStep,
         names: &mut Interner,
     ) -> (u32, bool) {
         if let Some(task) = self.find(name) {
             return (task, false);
         }
-        let task = self.all.insert(Task {
+        let task = self.all.insert(TaskEntry {
             name,
-            cost: Cost::default(),
+            cost: RunCost::default(),
             tally: Tally::new(now),
         });
         self.by_name.insert(name, task, names);
         (task, true)
     }
 
-    pub(crate) fn remove(&mut self, task: u32, names: &mut Interner) -> Task {
+    pub(crate) fn remove(&mut self, task: u32, names: &mut Interner) -> TaskEntry {
         let task = self.all.remove(task);
         self.by_name.remove(task.name, names);
         task

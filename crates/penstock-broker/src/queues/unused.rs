@@ -7,10 +7,10 @@
 use penstock_faults::perhaps;
 
 use crate::Broker;
-use crate::clock::When;
+use crate::clock::ClockTime;
 use crate::queues::Forgettable;
-use crate::queues::tally::Step;
-use crate::state::State;
+use crate::queues::tally::TallyStep;
+use crate::state::BrokerState;
 use crate::timers::Timer;
 
 /// Shortest interval of reviews of one in use, however short the time it would be kept for.
@@ -22,7 +22,7 @@ impl Broker {
         if self.state.queues.new.is_empty() {
             return;
         }
-        let at = When::steady(self.clocks.steady() + self.options.unused_kept_ms);
+        let at = ClockTime::steady(self.clocks.steady() + self.options.unused_kept_ms);
         for what in std::mem::take(&mut self.state.queues.new) {
             self.state.timers.set(at, Timer::Unused(what));
         }
@@ -31,7 +31,7 @@ impl Broker {
     /// Resumes after a recovery, which does not know when anything was last in use: all may have been until now.
     pub(crate) fn resume_use(&mut self) {
         let queues = &mut self.state.queues;
-        queues.now = Step::at(self.clocks.steady());
+        queues.now = TallyStep::at(self.clocks.steady());
         for what in queues.new.clone() {
             queues.touch(what);
         }
@@ -54,15 +54,17 @@ impl Broker {
             self.state.queues.touch(what);
             look_again_ms = kept_ms.max(REVIEWED_AFTER_MS);
         } else if is_over {
-            let State { queues, names, .. } = &mut self.state;
+            let BrokerState { queues, names, .. } = &mut self.state;
             return queues.forget(what, names);
         }
         let at = self.state.queues.last_use(what).end_ms() + look_again_ms;
-        self.state.timers.set(When::steady(at), Timer::Unused(what));
+        self.state
+            .timers
+            .set(ClockTime::steady(at), Timer::Unused(what));
     }
 }
 
-impl State {
+impl BrokerState {
     /// Whether there are messages, in any state, or values of such that have ended.
     fn is_of_messages(&mut self, what: Forgettable) -> bool {
         self.drop_unused_kinds();

@@ -29,7 +29,7 @@ pub(crate) enum Entity {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Ledger {
+pub(crate) struct LiveBases {
     /// Messages may be millions: their slots, and the number of them that share a base.
     slots: Fifo<u32>,
     bases: Fifo<Bases>,
@@ -45,7 +45,7 @@ struct Bases {
     count: u32,
 }
 
-impl Ledger {
+impl LiveBases {
     pub(crate) fn add(&mut self, base: Position, entity: Entity) {
         let Entity::Message { slot } = entity else {
             debug_assert!(self.others.back().is_none_or(|(last, _)| *last <= base));
@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn what_is_oldest_comes_first_whatever_it_is() {
-        let mut ledger = Ledger::default();
+        let mut ledger = LiveBases::default();
         let message = |slot| Entity::Message { slot };
         let queue = |index| Entity::Queue { index };
         let all = [

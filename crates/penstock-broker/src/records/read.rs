@@ -10,13 +10,13 @@ use penstock_message::{
 };
 
 use super::{
-    Change, ENDED_AT_ONCE, Event, FIRST_VERSION, Failing, Grant, Growth, How, JoinProgress,
-    KeptEnd, KeptEnds, MARKED_WORKFLOW, Mark, MarkedFor, MessageHead, Place, RecordError,
-    Renumbered, RunHead, VERSION, WorkflowHead, WorkflowProgress, also, also_join, changed, failed,
-    has, join, later, limited, marked, moved, opened, stored, tag,
+    Change, ENDED_AT_ONCE, FIRST_VERSION, Failing, Grant, Growth, JoinProgress, KeptEnd, KeptEnds,
+    MARKED_WORKFLOW, Mark, MarkedFor, MessageHead, RecordError, RecordEvent, RecordedState,
+    Renumbered, RunHead, UnrunCause, VERSION, WorkflowHead, WorkflowProgress, also, also_join,
+    changed, failed, has, join, later, limited, marked, moved, opened, stored, tag,
 };
 use crate::Boot;
-use crate::clock::{Clock, When};
+use crate::clock::{ClockTime, WhichClock};
 use crate::table::interner::{Interner, Name};
 
 const STATUSES: [ValueStatus; 9] = [
@@ -89,53 +89,56 @@ impl<'a> RecordReader<'a> {
     }
 
     /// Reads the next event; `None` at the end.
-    pub(crate) fn next(&mut self, names: &mut Interner) -> Result<Option<Event<'a>>, RecordError> {
+    pub(crate) fn next(
+        &mut self,
+        names: &mut Interner,
+    ) -> Result<Option<RecordEvent<'a>>, RecordError> {
         if self.at == self.bytes.len() {
             return Ok(None);
         }
         let at = self.at;
         let event = match self.byte()? {
-            tag::COUNTERS => Event::Counters {
+            tag::COUNTERS => RecordEvent::Counters {
                 numbers: self.varint()?,
                 grants: self.varint()?,
                 sessions: self.varint()?,
                 evicted: self.varint()?,
             },
-            tag::CLOCK_SET => Event::ClockSet {
+            tag::CLOCK_SET => RecordEvent::ClockSet {
                 steady: self.difference(self.time)?,
             },
-            tag::CLOCK_BOOT => Event::ClockBoot {
+            tag::CLOCK_BOOT => RecordEvent::ClockBoot {
                 boot: Boot {
                     id: self.array()?,
                     ms: self.varint()?,
                 },
             },
-            tag::SESSION_OPENED => Event::SessionOpened {
+            tag::SESSION_OPENED => RecordEvent::SessionOpened {
                 number: self.varint()?,
                 session: SessionId(self.array()?),
                 heartbeat_ms: self.varint()?,
                 applied: self.varint()?,
                 name: self.text()?,
             },
-            tag::SESSION_LEFT => Event::SessionLeft {
+            tag::SESSION_LEFT => RecordEvent::SessionLeft {
                 number: self.varint()?,
                 at: self.varint()?,
             },
-            tag::SESSION_FORGOTTEN => Event::SessionForgotten {
+            tag::SESSION_FORGOTTEN => RecordEvent::SessionForgotten {
                 number: self.varint()?,
             },
-            tag::APPLIED => Event::Applied {
+            tag::APPLIED => RecordEvent::Applied {
                 session: self.varint()?,
                 through: self.varint()?,
             },
-            tag::ANSWERED => Event::Answered {
+            tag::ANSWERED => RecordEvent::Answered {
                 session: self.varint()?,
                 seq: self.varint()?,
                 receipt: self.receipt()?,
             },
             tag::MESSAGE => {
                 let (head, extras, failure) = self.head(names)?;
-                Event::Message {
+                RecordEvent::Message {
                     head,
                     extras: extras.map(Cow::Owned),
                     failure,
@@ -144,53 +147,53 @@ impl<'a> RecordReader<'a> {
             }
             tag::COPIED => {
                 let source = self.number()?;
-                Event::Copied {
+                RecordEvent::Copied {
                     source,
                     number: self.number()?,
                     queue: self.name(names)?,
                 }
             }
-            tag::NOTED => Event::Noted {
+            tag::NOTED => RecordEvent::Noted {
                 number: self.number()?,
                 note: self.slice()?,
             },
-            tag::GRANTED => Event::Granted {
+            tag::GRANTED => RecordEvent::Granted {
                 number: self.number()?,
                 session: self.varint()?,
                 grant: self.grant()?,
             },
-            tag::RETURNED => Event::Returned {
+            tag::RETURNED => RecordEvent::Returned {
                 number: self.number()?,
                 redelivered: self.flag()?,
             },
-            tag::CRASHED => Event::Crashed {
+            tag::CRASHED => RecordEvent::Crashed {
                 number: self.number()?,
                 reason: self.slice()?,
             },
-            tag::SUSPECTED => Event::Suspected {
+            tag::SUSPECTED => RecordEvent::Suspected {
                 number: self.number()?,
                 reason: self.slice()?,
             },
-            tag::CANCEL_ASKED => Event::CancelAsked {
+            tag::CANCEL_ASKED => RecordEvent::CancelAsked {
                 number: self.number()?,
                 kill: self.running()? == OnRunning::Kill,
                 reason: self.name(names)?,
             },
-            tag::MOVED => Event::Moved {
+            tag::MOVED => RecordEvent::Moved {
                 number: self.number()?,
                 change: self.change(names)?,
             },
-            tag::SETTLED => Event::Settled {
+            tag::SETTLED => RecordEvent::Settled {
                 number: self.number()?,
             },
-            tag::REPLACED => Event::Replaced {
+            tag::REPLACED => RecordEvent::Replaced {
                 number: self.number()?,
             },
             tag::STORED => {
                 let key = self.key()?;
                 let at = self.at;
                 let flags = self.byte()?;
-                Event::Stored {
+                RecordEvent::Stored {
                     key,
                     status: *STATUSES
                         .get(usize::from(flags & stored::STATUS))
@@ -212,13 +215,13 @@ impl<'a> RecordReader<'a> {
                     body: self.slice()?,
                 }
             }
-            tag::REMOVED => Event::Removed { key: self.key()? },
-            tag::EVICTED => Event::Evicted { key: self.key()? },
-            tag::CLAIMED => Event::Claimed {
+            tag::REMOVED => RecordEvent::Removed { key: self.key()? },
+            tag::EVICTED => RecordEvent::Evicted { key: self.key()? },
+            tag::CLAIMED => RecordEvent::Claimed {
                 number: self.number()?,
                 key: self.key()?,
             },
-            tag::CLAIMED_UNTIL_START => Event::ClaimedUntilStart {
+            tag::CLAIMED_UNTIL_START => RecordEvent::ClaimedUntilStart {
                 number: self.number()?,
                 key: self.key()?,
                 latest: match self.flag()? {
@@ -226,10 +229,10 @@ impl<'a> RecordReader<'a> {
                     false => None,
                 },
             },
-            tag::UNCLAIMED => Event::Unclaimed {
+            tag::UNCLAIMED => RecordEvent::Unclaimed {
                 number: self.number()?,
             },
-            tag::JOIN_OPENED => Event::JoinOpened {
+            tag::JOIN_OPENED => RecordEvent::JoinOpened {
                 join: MessageId(self.array()?),
                 count: self.small("count")?,
                 policy: match self.flag()? {
@@ -237,11 +240,11 @@ impl<'a> RecordReader<'a> {
                     true => JoinPolicy::AllEnded,
                 },
             },
-            tag::JOINED => Event::Joined {
+            tag::JOINED => RecordEvent::Joined {
                 join: MessageId(self.array()?),
                 index: self.small("index")?,
             },
-            tag::MEMBER_FAILED => Event::MemberFailed {
+            tag::MEMBER_FAILED => RecordEvent::MemberFailed {
                 join: MessageId(self.array()?),
                 index: self.small("index")?,
                 causes: self.ids()?.into(),
@@ -256,7 +259,7 @@ impl<'a> RecordReader<'a> {
                         at,
                     });
                 }
-                Event::JoinEnded {
+                RecordEvent::JoinEnded {
                     join,
                     released: flags & 1 != 0,
                     renumbered: match flags & 2 {
@@ -273,37 +276,37 @@ impl<'a> RecordReader<'a> {
                     },
                 }
             }
-            tag::MEMBER_NOT_NEEDED => Event::MemberNotNeeded {
+            tag::MEMBER_NOT_NEEDED => RecordEvent::MemberNotNeeded {
                 join: MessageId(self.array()?),
                 index: self.small("index")?,
             },
             tag::JOIN_STATE => self.join_state()?,
-            tag::JOIN_GROWN => Event::JoinGrown {
+            tag::JOIN_GROWN => RecordEvent::JoinGrown {
                 join: MessageId(self.array()?),
                 by: self.small("count")?,
             },
-            tag::JOIN_SEALED => Event::JoinSealed {
+            tag::JOIN_SEALED => RecordEvent::JoinSealed {
                 join: MessageId(self.array()?),
                 count: self.small("count")?,
                 cancelled: self.flag()?,
             },
-            tag::JOIN_OVER => Event::JoinOver {
+            tag::JOIN_OVER => RecordEvent::JoinOver {
                 join: MessageId(self.array()?),
                 at: self.difference(self.time)?,
             },
-            tag::MEMBER_REVIVED => Event::MemberRevived {
+            tag::MEMBER_REVIVED => RecordEvent::MemberRevived {
                 join: MessageId(self.array()?),
                 index: self.small("index")?,
                 causes: self.ids()?.into(),
             },
-            tag::JOIN_REOPENED => Event::JoinReopened {
+            tag::JOIN_REOPENED => RecordEvent::JoinReopened {
                 join: MessageId(self.array()?),
             },
             tag::ENDED_MANY => {
                 let at = self.at;
                 let flags = self.byte()?;
-                Event::EndedMany {
-                    how: *How::ALL
+                RecordEvent::EndedMany {
+                    how: *UnrunCause::ALL
                         .get(usize::from(flags >> 1))
                         .ok_or(RecordError::UnknownField { what: "end", at })?,
                     kept: flags & 1 != 0,
@@ -312,53 +315,53 @@ impl<'a> RecordReader<'a> {
                     numbers: self.numbers()?.into(),
                 }
             }
-            tag::FAILED => Event::Failed {
+            tag::FAILED => RecordEvent::Failed {
                 number: self.number()?,
                 failure: self.failure(names)?,
             },
-            tag::FAILED_DROPPED => Event::FailedDropped {
+            tag::FAILED_DROPPED => RecordEvent::FailedDropped {
                 through: self.varint()?,
             },
-            tag::REVIVED => Event::Revived {
+            tag::REVIVED => RecordEvent::Revived {
                 number: self.number()?,
                 to: self.number()?,
                 queue: self.name(names)?,
             },
-            tag::MARKED => Event::Marked {
+            tag::MARKED => RecordEvent::Marked {
                 mark: self.mark(names)?,
             },
-            tag::MARK_OVER => Event::MarkOver {
+            tag::MARK_OVER => RecordEvent::MarkOver {
                 mark: self.varint()?,
             },
-            tag::KEPT_ENDS => Event::KeptEnds {
+            tag::KEPT_ENDS => RecordEvent::KeptEnds {
                 ends: self.kept_ends(names)?,
             },
-            tag::KEPT_DROPPED => Event::KeptDropped {
+            tag::KEPT_DROPPED => RecordEvent::KeptDropped {
                 numbers: self.numbers()?.into(),
             },
-            tag::PAUSED => Event::Paused {
+            tag::PAUSED => RecordEvent::Paused {
                 queue: self.name(names)?,
                 paused: self.flag()?,
             },
-            tag::LIMITED => Event::Limited {
+            tag::LIMITED => RecordEvent::Limited {
                 queue: self.name(names)?,
                 limits: self.limits()?,
             },
-            tag::WORKFLOW_OPENED => Event::WorkflowOpened {
+            tag::WORKFLOW_OPENED => RecordEvent::WorkflowOpened {
                 workflow: MessageId(self.array()?),
                 head: self.workflow_head()?,
                 progress: self.workflow_progress()?.unwrap_or_default(),
             },
-            tag::WORKFLOW_CHANGED => Event::WorkflowChanged {
+            tag::WORKFLOW_CHANGED => RecordEvent::WorkflowChanged {
                 workflow: MessageId(self.array()?),
                 progress: self.workflow_progress()?,
             },
-            tag::SCHEDULE_SET => Event::ScheduleSet {
+            tag::SCHEDULE_SET => RecordEvent::ScheduleSet {
                 schedule: Cow::Owned(self.schedule_name()?),
                 head: Cow::Owned(self.schedule_head(names)?),
                 progress: self.schedule_progress()?.unwrap_or_default(),
             },
-            tag::SCHEDULE_FIRED => Event::ScheduleFired {
+            tag::SCHEDULE_FIRED => RecordEvent::ScheduleFired {
                 schedule: Cow::Owned(self.schedule_name()?),
                 progress: self.schedule_progress()?,
             },
@@ -400,10 +403,10 @@ impl<'a> RecordReader<'a> {
             (0, 0)
         };
         let place = match (flags >> has::PLACE_SHIFT) & 3 {
-            has::READY => Place::Ready,
-            has::DELAYED => Place::Delayed(self.when()?),
-            has::HELD => Place::Held(MessageId(self.array()?)),
-            _ => Place::Leased {
+            has::READY => RecordedState::Ready,
+            has::DELAYED => RecordedState::Delayed(self.when()?),
+            has::HELD => RecordedState::Held(MessageId(self.array()?)),
+            _ => RecordedState::Leased {
                 session: self.varint()?,
                 grant: self.grant()?,
             },
@@ -659,7 +662,7 @@ impl<'a> RecordReader<'a> {
 
     fn kept_ends(&mut self, names: &mut Interner) -> Result<KeptEnds<'a>, RecordError> {
         let at = self.at;
-        let how = *How::ALL
+        let how = *UnrunCause::ALL
             .get(usize::from(self.byte()?))
             .ok_or(RecordError::UnknownField { what: "end", at })?;
         let (reason, queue, task) = (self.name(names)?, self.name(names)?, self.name(names)?);
@@ -724,7 +727,7 @@ impl<'a> RecordReader<'a> {
         Ok(())
     }
 
-    fn join_state(&mut self) -> Result<Event<'a>, RecordError> {
+    fn join_state(&mut self) -> Result<RecordEvent<'a>, RecordError> {
         let join = MessageId(self.array()?);
         let count = self.small("count")?;
         let at = self.at;
@@ -771,7 +774,7 @@ impl<'a> RecordReader<'a> {
             let word = word.map_err(|_| RecordError::Malformed { what: "index", at })?;
             arrived.push((word, self.word()?));
         }
-        Ok(Event::JoinState {
+        Ok(RecordEvent::JoinState {
             join,
             count,
             policy,
@@ -1073,12 +1076,12 @@ impl<'a> RecordReader<'a> {
         })
     }
 
-    fn when(&mut self) -> Result<When, RecordError> {
+    fn when(&mut self) -> Result<ClockTime, RecordError> {
         let clock = match self.flag()? {
-            false => Clock::Steady,
-            true => Clock::Wall,
+            false => WhichClock::Steady,
+            true => WhichClock::Wall,
         };
-        Ok(When {
+        Ok(ClockTime {
             at: self.varint()?,
             clock,
         })

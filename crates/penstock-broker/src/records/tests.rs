@@ -8,11 +8,11 @@ use penstock_message::{
 };
 
 use super::*;
-use crate::clock::Clock;
+use crate::clock::WhichClock;
 use crate::table::interner::Interner;
 
 /// An event owns what it refers to, so that a list of them can be made from nothing.
-fn event() -> impl Strategy<Value = Event<'static>> {
+fn event() -> impl Strategy<Value = RecordEvent<'static>> {
     let id = any::<[u8; 16]>().prop_map(MessageId);
     let bytes = vec(any::<u8>(), 0..40).prop_map(|bytes| &*bytes.leak());
     let text = ".{0,20}".prop_map(|text| &*text.leak());
@@ -21,9 +21,13 @@ fn event() -> impl Strategy<Value = Event<'static>> {
         id.clone().prop_map(Key::Result),
         bytes.clone().prop_map(|name| Key::Named(name.into()))
     ];
-    let when = (any::<u64>(), any::<bool>()).prop_map(|(at, is_wall)| When {
+    let when = (any::<u64>(), any::<bool>()).prop_map(|(at, is_wall)| ClockTime {
         at,
-        clock: if is_wall { Clock::Wall } else { Clock::Steady },
+        clock: if is_wall {
+            WhichClock::Wall
+        } else {
+            WhichClock::Steady
+        },
     });
     let deadline = when.clone();
     let grant = any::<(u32, u64, u64)>().prop_map(|(epoch, number, started_at)| Grant {
@@ -32,10 +36,11 @@ fn event() -> impl Strategy<Value = Event<'static>> {
         started_at,
     });
     let place = prop_oneof![
-        Just(Place::Ready),
-        when.clone().prop_map(Place::Delayed),
-        id.clone().prop_map(Place::Held),
-        (any::<u64>(), grant.clone()).prop_map(|(session, grant)| Place::Leased { session, grant }),
+        Just(RecordedState::Ready),
+        when.clone().prop_map(RecordedState::Delayed),
+        id.clone().prop_map(RecordedState::Held),
+        (any::<u64>(), grant.clone())
+            .prop_map(|(session, grant)| RecordedState::Leased { session, grant }),
     ];
     let head = (
         any::<(u64, u8, u8, (bool, bool), u32, u64)>(),
@@ -115,20 +120,20 @@ fn event() -> impl Strategy<Value = Event<'static>> {
     let outcome = proptest::sample::select(&Outcome::ALL[..]);
     let sessions = prop_oneof![
         any::<(u64, u64, u64, u64)>().prop_map(|(numbers, grants, sessions, evicted)| {
-            Event::Counters {
+            RecordEvent::Counters {
                 numbers,
                 grants,
                 sessions,
                 evicted,
             }
         }),
-        any::<u64>().prop_map(|steady| Event::ClockSet { steady }),
-        any::<([u8; 16], u64)>().prop_map(|(id, ms)| Event::ClockBoot {
+        any::<u64>().prop_map(|steady| RecordEvent::ClockSet { steady }),
+        any::<([u8; 16], u64)>().prop_map(|(id, ms)| RecordEvent::ClockBoot {
             boot: Boot { id, ms }
         }),
         (any::<(u64, [u8; 16], u64, u64)>(), text.clone()).prop_map(|(plain, name)| {
             let (number, session, heartbeat_ms, applied) = plain;
-            Event::SessionOpened {
+            RecordEvent::SessionOpened {
                 number,
                 session: SessionId(session),
                 heartbeat_ms,
@@ -136,56 +141,60 @@ fn event() -> impl Strategy<Value = Event<'static>> {
                 name,
             }
         }),
-        any::<(u64, u64)>().prop_map(|(number, at)| Event::SessionLeft { number, at }),
-        any::<u64>().prop_map(|number| Event::SessionForgotten { number }),
-        any::<(u64, u64)>().prop_map(|(session, through)| Event::Applied { session, through }),
-        (any::<(u64, u64)>(), receipt).prop_map(|((session, seq), receipt)| Event::Answered {
-            session,
-            seq,
-            receipt
+        any::<(u64, u64)>().prop_map(|(number, at)| RecordEvent::SessionLeft { number, at }),
+        any::<u64>().prop_map(|number| RecordEvent::SessionForgotten { number }),
+        any::<(u64, u64)>()
+            .prop_map(|(session, through)| RecordEvent::Applied { session, through }),
+        (any::<(u64, u64)>(), receipt).prop_map(|((session, seq), receipt)| {
+            RecordEvent::Answered {
+                session,
+                seq,
+                receipt,
+            }
         }),
     ];
     let messages = prop_oneof![
-        (head, bytes.clone()).prop_map(|(head, body)| Event::Message {
+        (head, bytes.clone()).prop_map(|(head, body)| RecordEvent::Message {
             head,
             extras: None,
             failure: None,
             body
         }),
         (any::<(u64, u64)>(), name.clone()).prop_map(|((number, source), queue)| {
-            Event::Copied {
+            RecordEvent::Copied {
                 number,
                 source,
                 queue,
             }
         }),
-        (any::<u64>(), bytes.clone()).prop_map(|(number, note)| Event::Noted { number, note }),
-        (any::<(u64, u64)>(), grant).prop_map(|((number, session), grant)| Event::Granted {
+        (any::<u64>(), bytes.clone())
+            .prop_map(|(number, note)| RecordEvent::Noted { number, note }),
+        (any::<(u64, u64)>(), grant).prop_map(|((number, session), grant)| RecordEvent::Granted {
             number,
             session,
             grant
         }),
-        any::<(u64, bool)>().prop_map(|(number, redelivered)| Event::Returned {
+        any::<(u64, bool)>().prop_map(|(number, redelivered)| RecordEvent::Returned {
             number,
             redelivered
         }),
         (any::<u64>(), bytes.clone())
-            .prop_map(|(number, reason)| Event::Crashed { number, reason }),
+            .prop_map(|(number, reason)| RecordEvent::Crashed { number, reason }),
         (any::<u64>(), bytes.clone())
-            .prop_map(|(number, reason)| Event::Suspected { number, reason }),
+            .prop_map(|(number, reason)| RecordEvent::Suspected { number, reason }),
         (any::<u64>(), any::<bool>(), name.clone()).prop_map(|(number, kill, reason)| {
-            Event::CancelAsked {
+            RecordEvent::CancelAsked {
                 number,
                 kill,
                 reason,
             }
         }),
-        (any::<u64>(), change).prop_map(|(number, change)| Event::Moved { number, change }),
-        any::<u64>().prop_map(|number| Event::Settled { number }),
-        any::<u64>().prop_map(|number| Event::Replaced { number }),
-        any::<u64>().prop_map(|number| Event::Unclaimed { number }),
+        (any::<u64>(), change).prop_map(|(number, change)| RecordEvent::Moved { number, change }),
+        any::<u64>().prop_map(|number| RecordEvent::Settled { number }),
+        any::<u64>().prop_map(|number| RecordEvent::Replaced { number }),
+        any::<u64>().prop_map(|number| RecordEvent::Unclaimed { number }),
         (any::<u64>(), key.clone(), any::<Option<u64>>()).prop_map(|(number, key, latest)| {
-            Event::ClaimedUntilStart {
+            RecordEvent::ClaimedUntilStart {
                 number,
                 key,
                 latest,
@@ -212,7 +221,7 @@ fn event() -> impl Strategy<Value = Event<'static>> {
     });
     let workflows = prop_oneof![
         (id.clone(), prop::option::of(progress.clone()))
-            .prop_map(|(workflow, progress)| Event::WorkflowChanged { workflow, progress }),
+            .prop_map(|(workflow, progress)| RecordEvent::WorkflowChanged { workflow, progress }),
         (
             (id.clone(), any::<u64>(), any::<Option<u64>>()),
             (text.clone(), bytes.clone()),
@@ -222,7 +231,7 @@ fn event() -> impl Strategy<Value = Event<'static>> {
             .prop_map(|(plain, (name, description), optional, progress)| {
                 let (workflow, opened_at, kept_ms) = plain;
                 let (deadline, parent) = optional;
-                Event::WorkflowOpened {
+                RecordEvent::WorkflowOpened {
                     workflow,
                     head: WorkflowHead {
                         name,
@@ -244,26 +253,31 @@ fn event() -> impl Strategy<Value = Event<'static>> {
             name.clone(),
             any::<Option<u64>>()
         )
-            .prop_map(|(key, status, body, group, expires_at)| Event::Stored {
-                key,
-                status,
-                body,
-                group,
-                expires_at,
-                run: None,
-            }),
-        key.clone().prop_map(|key| Event::Removed { key }),
-        key.clone().prop_map(|key| Event::Evicted { key }),
-        (any::<u64>(), key).prop_map(|(number, key)| Event::Claimed { number, key }),
-        (id.clone(), any::<u32>(), policy).prop_map(|(join, count, policy)| Event::JoinOpened {
-            join,
-            count,
-            policy
+            .prop_map(
+                |(key, status, body, group, expires_at)| RecordEvent::Stored {
+                    key,
+                    status,
+                    body,
+                    group,
+                    expires_at,
+                    run: None,
+                }
+            ),
+        key.clone().prop_map(|key| RecordEvent::Removed { key }),
+        key.clone().prop_map(|key| RecordEvent::Evicted { key }),
+        (any::<u64>(), key).prop_map(|(number, key)| RecordEvent::Claimed { number, key }),
+        (id.clone(), any::<u32>(), policy).prop_map(|(join, count, policy)| {
+            RecordEvent::JoinOpened {
+                join,
+                count,
+                policy,
+            }
         }),
-        (id.clone(), any::<u32>()).prop_map(|(join, index)| Event::Joined { join, index }),
-        (id.clone(), any::<u32>()).prop_map(|(join, index)| Event::MemberNotNeeded { join, index }),
+        (id.clone(), any::<u32>()).prop_map(|(join, index)| RecordEvent::Joined { join, index }),
+        (id.clone(), any::<u32>())
+            .prop_map(|(join, index)| RecordEvent::MemberNotNeeded { join, index }),
         (id.clone(), any::<u32>(), ids.clone()).prop_map(|(join, index, causes)| {
-            Event::MemberFailed {
+            RecordEvent::MemberFailed {
                 join,
                 index,
                 causes: causes.into(),
@@ -288,7 +302,7 @@ fn event() -> impl Strategy<Value = Event<'static>> {
                 let then: Vec<Member> = then.map(|(join, index)| Member { join, index }).collect();
                 // Those are written with their number, which is not 0 then.
                 let causes = if failures > 0 { causes } else { Vec::new() };
-                Event::JoinState {
+                RecordEvent::JoinState {
                     join,
                     count,
                     policy: JoinPolicy::of_max_failures(max_failures),
@@ -312,9 +326,9 @@ fn event() -> impl Strategy<Value = Event<'static>> {
                     },
                 }
             }),
-        (id.clone(), any::<u32>()).prop_map(|(join, by)| Event::JoinGrown { join, by }),
+        (id.clone(), any::<u32>()).prop_map(|(join, by)| RecordEvent::JoinGrown { join, by }),
         (id.clone(), any::<u32>(), any::<bool>()).prop_map(|(join, count, cancelled)| {
-            Event::JoinSealed {
+            RecordEvent::JoinSealed {
                 join,
                 count,
                 cancelled,
@@ -325,15 +339,22 @@ fn event() -> impl Strategy<Value = Event<'static>> {
             any::<(bool, Option<u64>)>(),
             any::<Option<(u64, u64, u64)>>()
         )
-            .prop_map(|(join, (released, at), renumbered)| Event::JoinEnded {
-                join,
-                released,
-                renumbered: renumbered.map(|(first, to, count)| Renumbered { first, to, count }),
-                at,
-            }),
-        (name.clone(), any::<bool>()).prop_map(|(queue, paused)| Event::Paused { queue, paused }),
+            .prop_map(
+                |(join, (released, at), renumbered)| RecordEvent::JoinEnded {
+                    join,
+                    released,
+                    renumbered: renumbered.map(|(first, to, count)| Renumbered {
+                        first,
+                        to,
+                        count
+                    }),
+                    at,
+                }
+            ),
+        (name.clone(), any::<bool>())
+            .prop_map(|(queue, paused)| RecordEvent::Paused { queue, paused }),
         (name, any::<(Option<u64>, Option<u64>)>(), any::<bool>()).prop_map(
-            |(queue, (max_length, max_bytes), drops)| Event::Limited {
+            |(queue, (max_length, max_bytes), drops)| RecordEvent::Limited {
                 queue,
                 limits: QueueLimits {
                     max_length,
@@ -404,7 +425,7 @@ fn plan() -> impl Strategy<Value = SchedulePlan> {
     })
 }
 
-fn schedules() -> impl Strategy<Value = Event<'static>> {
+fn schedules() -> impl Strategy<Value = RecordEvent<'static>> {
     let name = (".{0,9}", ".{0,9}").prop_map(|(app, name)| ScheduleName { app, name });
     let version = prop_oneof![
         Just(AppVersion::Unnamed),
@@ -445,15 +466,17 @@ fn schedules() -> impl Strategy<Value = Event<'static>> {
     });
     prop_oneof![
         (name.clone(), head, progress.clone()).prop_map(|(name, head, progress)| {
-            Event::ScheduleSet {
+            RecordEvent::ScheduleSet {
                 schedule: Cow::Owned(name),
                 head: Cow::Owned(head),
                 progress,
             }
         }),
-        (name, prop::option::of(progress)).prop_map(|(name, progress)| Event::ScheduleFired {
-            schedule: Cow::Owned(name),
-            progress,
+        (name, prop::option::of(progress)).prop_map(|(name, progress)| {
+            RecordEvent::ScheduleFired {
+                schedule: Cow::Owned(name),
+                progress,
+            }
         }),
     ]
 }
@@ -465,7 +488,7 @@ fn names() -> (Interner, Vec<Name>) {
     (names, all.to_vec())
 }
 
-fn written(names: &Interner, events: &[Event<'_>]) -> Vec<u8> {
+fn written(names: &Interner, events: &[RecordEvent<'_>]) -> Vec<u8> {
     let mut writer = RecordWriter::default();
     writer.stamp(3, 1_700_000_000_000);
     for event in events {
@@ -474,7 +497,7 @@ fn written(names: &Interner, events: &[Event<'_>]) -> Vec<u8> {
     writer.take()
 }
 
-fn read<'a>(bytes: &'a [u8], names: &mut Interner) -> Result<Vec<Event<'a>>, RecordError> {
+fn read<'a>(bytes: &'a [u8], names: &mut Interner) -> Result<Vec<RecordEvent<'a>>, RecordError> {
     let mut reader = RecordReader::new(bytes)?;
     let mut events = Vec::new();
     while let Some(event) = reader.next(names)? {
@@ -538,12 +561,12 @@ fn a_newer_version_and_a_newer_event_are_told_apart_from_damage() {
 #[test]
 fn a_busy_broker_writes_little_beside_the_bodies() {
     let (names, all) = names();
-    let cost = |make: &dyn Fn(u64) -> Event<'static>| {
+    let cost = |make: &dyn Fn(u64) -> RecordEvent<'static>| {
         let events: Vec<_> = (0..64).map(|index| make(1_000_000 + index)).collect();
         written(&names, &events).len() / 64
     };
     let time = 1_700_000_000_000;
-    let message = |number| Event::Message {
+    let message = |number| RecordEvent::Message {
         head: MessageHead {
             number,
             id: MessageId([7; 16]),
@@ -560,13 +583,13 @@ fn a_busy_broker_writes_little_beside_the_bodies() {
             enqueued_at: time,
             expires_at: None,
             result_ttl_ms: Some(86_400_000),
-            place: Place::Ready,
+            place: RecordedState::Ready,
         },
         extras: None,
         failure: None,
         body: &[],
     };
-    let granted = |number| Event::Granted {
+    let granted = |number| RecordEvent::Granted {
         number,
         session: 7,
         grant: Grant {
@@ -577,7 +600,7 @@ fn a_busy_broker_writes_little_beside_the_bodies() {
     };
     assert_eq!(cost(&message), 29);
     assert_eq!(cost(&granted), 6);
-    assert_eq!(cost(&|number| Event::Settled { number }), 2);
+    assert_eq!(cost(&|number| RecordEvent::Settled { number }), 2);
 }
 
 /// Brokers are recovered from these records in `tests/scripts/golden.rs`.

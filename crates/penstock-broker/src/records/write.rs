@@ -6,11 +6,11 @@ use penstock_message::{
 };
 
 use super::{
-    Change, ENDED_AT_ONCE, Event, Failing, Grant, JoinProgress, MARKED_WORKFLOW, Mark, MessageHead,
-    Place, Renumbered, VERSION, WorkflowHead, WorkflowProgress, also, also_join, changed, failed,
-    has, join, later, limited, marked, moved, opened, stored, tag,
+    Change, ENDED_AT_ONCE, Failing, Grant, JoinProgress, MARKED_WORKFLOW, Mark, MessageHead,
+    RecordEvent, RecordedState, Renumbered, VERSION, WorkflowHead, WorkflowProgress, also,
+    also_join, changed, failed, has, join, later, limited, marked, moved, opened, stored, tag,
 };
-use crate::clock::When;
+use crate::clock::ClockTime;
 use crate::table::interner::{Interner, Name};
 
 /// Events of one record on their way into bytes.
@@ -54,12 +54,12 @@ impl RecordWriter {
         std::mem::replace(&mut self.bytes, Vec::with_capacity(capacity))
     }
 
-    pub(crate) fn push(&mut self, names: &Interner, event: &Event<'_>) {
+    pub(crate) fn push(&mut self, names: &Interner, event: &RecordEvent<'_>) {
         if self.bytes.is_empty() {
             self.begin();
         }
         match event {
-            Event::Counters {
+            RecordEvent::Counters {
                 numbers,
                 grants,
                 sessions,
@@ -70,16 +70,16 @@ impl RecordWriter {
                     self.varint(*counter);
                 }
             }
-            Event::ClockSet { steady } => {
+            RecordEvent::ClockSet { steady } => {
                 self.tag(tag::CLOCK_SET);
                 self.difference(*steady, self.time);
             }
-            Event::ClockBoot { boot } => {
+            RecordEvent::ClockBoot { boot } => {
                 self.tag(tag::CLOCK_BOOT);
                 self.bytes.extend_from_slice(&boot.id);
                 self.varint(boot.ms);
             }
-            Event::SessionOpened {
+            RecordEvent::SessionOpened {
                 number,
                 session,
                 heartbeat_ms,
@@ -93,21 +93,21 @@ impl RecordWriter {
                 self.varint(*applied);
                 self.text(name);
             }
-            Event::SessionLeft { number, at } => {
+            RecordEvent::SessionLeft { number, at } => {
                 self.tag(tag::SESSION_LEFT);
                 self.varint(*number);
                 self.varint(*at);
             }
-            Event::SessionForgotten { number } => {
+            RecordEvent::SessionForgotten { number } => {
                 self.tag(tag::SESSION_FORGOTTEN);
                 self.varint(*number);
             }
-            Event::Applied { session, through } => {
+            RecordEvent::Applied { session, through } => {
                 self.tag(tag::APPLIED);
                 self.varint(*session);
                 self.varint(*through);
             }
-            Event::Answered {
+            RecordEvent::Answered {
                 session,
                 seq,
                 receipt,
@@ -117,7 +117,7 @@ impl RecordWriter {
                 self.varint(*seq);
                 self.receipt(receipt);
             }
-            Event::Message {
+            RecordEvent::Message {
                 head,
                 extras,
                 failure,
@@ -127,7 +127,7 @@ impl RecordWriter {
                 self.head(names, head, extras.as_deref(), failure.as_ref());
                 self.slice(body);
             }
-            Event::Copied {
+            RecordEvent::Copied {
                 number,
                 source,
                 queue,
@@ -137,12 +137,12 @@ impl RecordWriter {
                 self.number(*number);
                 self.name(names, *queue);
             }
-            Event::Noted { number, note } => {
+            RecordEvent::Noted { number, note } => {
                 self.tag(tag::NOTED);
                 self.number(*number);
                 self.slice(note);
             }
-            Event::Granted {
+            RecordEvent::Granted {
                 number,
                 session,
                 grant,
@@ -152,7 +152,7 @@ impl RecordWriter {
                 self.varint(*session);
                 self.grant(grant);
             }
-            Event::Returned {
+            RecordEvent::Returned {
                 number,
                 redelivered,
             } => {
@@ -160,17 +160,17 @@ impl RecordWriter {
                 self.number(*number);
                 self.tag(u8::from(*redelivered));
             }
-            Event::Crashed { number, reason } => {
+            RecordEvent::Crashed { number, reason } => {
                 self.tag(tag::CRASHED);
                 self.number(*number);
                 self.slice(reason);
             }
-            Event::Suspected { number, reason } => {
+            RecordEvent::Suspected { number, reason } => {
                 self.tag(tag::SUSPECTED);
                 self.number(*number);
                 self.slice(reason);
             }
-            Event::CancelAsked {
+            RecordEvent::CancelAsked {
                 number,
                 kill,
                 reason,
@@ -183,20 +183,20 @@ impl RecordWriter {
                 } as u8);
                 self.name(names, *reason);
             }
-            Event::Moved { number, change } => {
+            RecordEvent::Moved { number, change } => {
                 self.tag(tag::MOVED);
                 self.number(*number);
                 self.change(names, change);
             }
-            Event::Settled { number } => {
+            RecordEvent::Settled { number } => {
                 self.tag(tag::SETTLED);
                 self.number(*number);
             }
-            Event::Replaced { number } => {
+            RecordEvent::Replaced { number } => {
                 self.tag(tag::REPLACED);
                 self.number(*number);
             }
-            Event::Stored {
+            RecordEvent::Stored {
                 key,
                 status,
                 body,
@@ -226,20 +226,20 @@ impl RecordWriter {
                 }
                 self.slice(body);
             }
-            Event::Removed { key } => {
+            RecordEvent::Removed { key } => {
                 self.tag(tag::REMOVED);
                 self.key(key);
             }
-            Event::Evicted { key } => {
+            RecordEvent::Evicted { key } => {
                 self.tag(tag::EVICTED);
                 self.key(key);
             }
-            Event::Claimed { number, key } => {
+            RecordEvent::Claimed { number, key } => {
                 self.tag(tag::CLAIMED);
                 self.number(*number);
                 self.key(key);
             }
-            Event::ClaimedUntilStart {
+            RecordEvent::ClaimedUntilStart {
                 number,
                 key,
                 latest,
@@ -252,11 +252,11 @@ impl RecordWriter {
                     self.varint(*latest);
                 }
             }
-            Event::Unclaimed { number } => {
+            RecordEvent::Unclaimed { number } => {
                 self.tag(tag::UNCLAIMED);
                 self.number(*number);
             }
-            Event::JoinOpened {
+            RecordEvent::JoinOpened {
                 join,
                 count,
                 policy,
@@ -266,12 +266,12 @@ impl RecordWriter {
                 self.varint(u64::from(*count));
                 self.tag((*policy != JoinPolicy::AllSucceeded).into());
             }
-            Event::Joined { join, index } => {
+            RecordEvent::Joined { join, index } => {
                 self.tag(tag::JOINED);
                 self.bytes.extend_from_slice(&join.0);
                 self.varint(u64::from(*index));
             }
-            Event::MemberFailed {
+            RecordEvent::MemberFailed {
                 join,
                 index,
                 causes,
@@ -281,12 +281,12 @@ impl RecordWriter {
                 self.varint(u64::from(*index));
                 self.ids(causes);
             }
-            Event::MemberNotNeeded { join, index } => {
+            RecordEvent::MemberNotNeeded { join, index } => {
                 self.tag(tag::MEMBER_NOT_NEEDED);
                 self.bytes.extend_from_slice(&join.0);
                 self.varint(u64::from(*index));
             }
-            Event::JoinEnded {
+            RecordEvent::JoinEnded {
                 join,
                 released,
                 renumbered,
@@ -305,7 +305,7 @@ impl RecordWriter {
                     self.difference(*at, self.time);
                 }
             }
-            Event::JoinState {
+            RecordEvent::JoinState {
                 join,
                 count,
                 policy,
@@ -325,12 +325,12 @@ impl RecordWriter {
                     before = u64::from(*word);
                 }
             }
-            Event::JoinGrown { join, by } => {
+            RecordEvent::JoinGrown { join, by } => {
                 self.tag(tag::JOIN_GROWN);
                 self.bytes.extend_from_slice(&join.0);
                 self.varint(u64::from(*by));
             }
-            Event::JoinSealed {
+            RecordEvent::JoinSealed {
                 join,
                 count,
                 cancelled,
@@ -340,12 +340,12 @@ impl RecordWriter {
                 self.varint(u64::from(*count));
                 self.tag(u8::from(*cancelled));
             }
-            Event::JoinOver { join, at } => {
+            RecordEvent::JoinOver { join, at } => {
                 self.tag(tag::JOIN_OVER);
                 self.bytes.extend_from_slice(&join.0);
                 self.difference(*at, self.time);
             }
-            Event::MemberRevived {
+            RecordEvent::MemberRevived {
                 join,
                 index,
                 causes,
@@ -355,11 +355,11 @@ impl RecordWriter {
                 self.varint(u64::from(*index));
                 self.ids(causes);
             }
-            Event::JoinReopened { join } => {
+            RecordEvent::JoinReopened { join } => {
                 self.tag(tag::JOIN_REOPENED);
                 self.bytes.extend_from_slice(&join.0);
             }
-            Event::EndedMany {
+            RecordEvent::EndedMany {
                 how,
                 reason,
                 at,
@@ -372,30 +372,30 @@ impl RecordWriter {
                 self.difference(*at, self.time);
                 self.numbers(numbers);
             }
-            Event::Failed { number, failure } => {
+            RecordEvent::Failed { number, failure } => {
                 self.tag(tag::FAILED);
                 self.number(*number);
                 self.failure(names, failure);
             }
-            Event::FailedDropped { through } => {
+            RecordEvent::FailedDropped { through } => {
                 self.tag(tag::FAILED_DROPPED);
                 self.varint(*through);
             }
-            Event::Revived { number, to, queue } => {
+            RecordEvent::Revived { number, to, queue } => {
                 self.tag(tag::REVIVED);
                 self.number(*number);
                 self.number(*to);
                 self.name(names, *queue);
             }
-            Event::Marked { mark } => {
+            RecordEvent::Marked { mark } => {
                 self.tag(tag::MARKED);
                 self.mark(names, mark);
             }
-            Event::MarkOver { mark } => {
+            RecordEvent::MarkOver { mark } => {
                 self.tag(tag::MARK_OVER);
                 self.varint(*mark);
             }
-            Event::KeptEnds { ends } => {
+            RecordEvent::KeptEnds { ends } => {
                 self.tag(tag::KEPT_ENDS);
                 self.tag(ends.how as u8);
                 for name in [ends.reason, ends.queue, ends.task] {
@@ -417,16 +417,16 @@ impl RecordWriter {
                     before = end.at;
                 }
             }
-            Event::KeptDropped { numbers } => {
+            RecordEvent::KeptDropped { numbers } => {
                 self.tag(tag::KEPT_DROPPED);
                 self.numbers(numbers);
             }
-            Event::Paused { queue, paused } => {
+            RecordEvent::Paused { queue, paused } => {
                 self.tag(tag::PAUSED);
                 self.name(names, *queue);
                 self.tag(u8::from(*paused));
             }
-            Event::WorkflowOpened {
+            RecordEvent::WorkflowOpened {
                 workflow,
                 head,
                 progress,
@@ -436,12 +436,12 @@ impl RecordWriter {
                 self.workflow_head(head);
                 self.workflow_progress(Some(progress));
             }
-            Event::WorkflowChanged { workflow, progress } => {
+            RecordEvent::WorkflowChanged { workflow, progress } => {
                 self.tag(tag::WORKFLOW_CHANGED);
                 self.bytes.extend_from_slice(&workflow.0);
                 self.workflow_progress(progress.as_ref());
             }
-            Event::ScheduleSet {
+            RecordEvent::ScheduleSet {
                 schedule,
                 head,
                 progress,
@@ -451,12 +451,12 @@ impl RecordWriter {
                 self.schedule_head(names, head);
                 self.schedule_progress(Some(progress));
             }
-            Event::ScheduleFired { schedule, progress } => {
+            RecordEvent::ScheduleFired { schedule, progress } => {
                 self.tag(tag::SCHEDULE_FIRED);
                 self.schedule_name(schedule);
                 self.schedule_progress(progress.as_ref());
             }
-            Event::Limited { queue, limits } => {
+            RecordEvent::Limited { queue, limits } => {
                 self.tag(tag::LIMITED);
                 self.name(names, *queue);
                 let mut flags = 0;
@@ -499,10 +499,10 @@ impl RecordWriter {
             || head.attempts_before != 0;
         let has_history = head.attempt != 0 || head.crashes != 0;
         let place = match head.place {
-            Place::Ready => has::READY,
-            Place::Delayed(_) => has::DELAYED,
-            Place::Held(_) => has::HELD,
-            Place::Leased { .. } => has::LEASED,
+            RecordedState::Ready => has::READY,
+            RecordedState::Delayed(_) => has::DELAYED,
+            RecordedState::Held(_) => has::HELD,
+            RecordedState::Leased { .. } => has::LEASED,
         };
         let mut flags = place << has::PLACE_SHIFT;
         for (flag, is_set) in [
@@ -536,10 +536,10 @@ impl RecordWriter {
             self.tag(head.crashes);
         }
         match head.place {
-            Place::Ready => {}
-            Place::Delayed(when) => self.when(when),
-            Place::Held(join) => self.bytes.extend_from_slice(&join.0),
-            Place::Leased { session, grant } => {
+            RecordedState::Ready => {}
+            RecordedState::Delayed(when) => self.when(when),
+            RecordedState::Held(join) => self.bytes.extend_from_slice(&join.0),
+            RecordedState::Leased { session, grant } => {
                 self.varint(session);
                 self.grant(&grant);
             }
@@ -987,7 +987,7 @@ impl RecordWriter {
         self.difference(grant.started_at, self.time);
     }
 
-    fn when(&mut self, when: When) {
+    fn when(&mut self, when: ClockTime) {
         self.tag(when.clock as u8);
         self.varint(when.at);
     }

@@ -4,12 +4,12 @@ use bytes::Bytes;
 use penstock_faults::planted;
 use penstock_message::{Key, WorkflowState};
 
-use super::{Adjust, State};
-use crate::clock::When;
+use super::{Adjust, BrokerState};
+use crate::clock::ClockTime;
 use crate::joins::Arrival;
-use crate::messages::{Ended, Failure, State as MessagePlace};
+use crate::messages::{EntryState, KeptFailure, UnrunEnd};
 use crate::reclaim::live_bases::Entity;
-use crate::records::{Failing, How, KeptEnd, KeptEnds, RunHead};
+use crate::records::{Failing, KeptEnd, KeptEnds, RunHead, UnrunCause};
 use crate::table::interner::Name;
 use crate::timers::Timer;
 
@@ -26,13 +26,13 @@ pub(crate) enum Ending<'a> {
         cost_us: Option<u64>,
     },
     /// The broker ended it without a run. `kept`: its value is there for as long as results are kept.
-    Unrun { ended: Ended, kept: bool },
+    Unrun { ended: UnrunEnd, kept: bool },
     /// A failed job is forgotten.
     Dropped,
 }
 
-pub(super) fn owned(failure: &Failing<'_>) -> Failure {
-    Failure {
+pub(super) fn owned(failure: &Failing<'_>) -> KeptFailure {
+    KeptFailure {
         class: failure.class,
         message: failure.message.into(),
         fingerprint: failure.fingerprint,
@@ -42,7 +42,7 @@ pub(super) fn owned(failure: &Failing<'_>) -> Failure {
     }
 }
 
-impl State {
+impl BrokerState {
     /// Ends a message: the one way in which that happens, live and in replay, whatever ended it. Takes it
     /// out of its place, frees the key that it owns, reports to the join that it is a member of, and keeps
     /// all values and notes that are to be kept.
@@ -68,7 +68,7 @@ impl State {
             }
         }
         let failure = match (member, &ending) {
-            (Some(_), Ending::Unrun { ended, .. }) if ended.how == How::NotNeeded => {
+            (Some(_), Ending::Unrun { ended, .. }) if ended.how == UnrunCause::NotNeeded => {
                 Arrival::NotNeeded
             }
             (Some(_), Ending::Failed { .. } | Ending::Unrun { .. }) => {
@@ -146,7 +146,7 @@ impl State {
         removed.is_last
     }
 
-    fn leave_value(&mut self, slot: u32, ended: Ended) {
+    fn leave_value(&mut self, slot: u32, ended: UnrunEnd) {
         let id = self.messages[slot].id;
         self.forget_value(&Key::Result(id));
         let was_live = !self.messages[slot].is_failed();
@@ -181,7 +181,7 @@ impl State {
         {
             let over = self.messages.ended(slot).at.saturating_add(ttl_ms);
             let timer = Timer::EndedValues { ttl_ms };
-            self.timers.set(When::steady(over), timer);
+            self.timers.set(ClockTime::steady(over), timer);
         }
     }
 
@@ -210,7 +210,7 @@ impl State {
     pub(crate) fn restore_ends(&mut self, ends: &KeptEnds<'_>, end: &KeptEnd) -> u32 {
         self.numbers = self.numbers.max(end.number);
         self.forget_value(&Key::Result(end.id));
-        let kind = crate::messages::shared_heads::Kind {
+        let kind = crate::messages::shared_heads::SharedHead {
             queue: self.queues.find_or_create(ends.queue, &mut self.names),
             task: ends.task,
             priority: 0,
@@ -221,7 +221,7 @@ impl State {
             attempts_before: 0,
             result_ttl_ms: Some(ends.result_ttl_ms),
         };
-        let ended = Ended {
+        let ended = UnrunEnd {
             how: ends.how,
             reason: ends.reason,
             at: end.at,
@@ -249,7 +249,7 @@ impl State {
         self.take(slot, cost_us);
         self.count_live(slot, Adjust::Subtract);
         // It is held no more, while what it takes changes.
-        self.messages.set_state(slot, MessagePlace::Failed);
+        self.messages.set_state(slot, EntryState::Failed);
         self.abandon_expiry(slot);
         self.free_claim(slot);
         self.numbers = self.numbers.max(failure.to);
@@ -276,7 +276,7 @@ impl State {
     }
 
     pub(super) fn keep_failed(&mut self, slot: u32) {
-        self.messages.set_state(slot, MessagePlace::Failed);
+        self.messages.set_state(slot, EntryState::Failed);
         let number = self.messages[slot].number();
         let bytes = self.messages.journal_bytes(slot);
         self.failed.insert(number, slot, bytes);

@@ -5,11 +5,11 @@ use penstock_message::{
     JoinId, JoinOutcome as Outcome, JoinPolicy, Member, MessageId, ReleaseTimes, WorkflowState,
 };
 
-use super::{Adjust, State};
+use super::{Adjust, BrokerState};
 use crate::Position;
-use crate::clock::When;
+use crate::clock::ClockTime;
 use crate::joins::{Amount, Arrival};
-use crate::messages::{Handle, State as MessagePlace};
+use crate::messages::{EntryState, Handle};
 use crate::reclaim::live_bases::Entity;
 use crate::records::{JoinProgress, Renumbered};
 
@@ -25,7 +25,7 @@ pub(crate) struct Reported {
     pub(crate) must_be_told: bool,
 }
 
-impl State {
+impl BrokerState {
     /// Opens a join. Of its progress only what a new one has is taken.
     pub(crate) fn open_join(
         &mut self,
@@ -53,7 +53,7 @@ impl State {
         for index in 0..self.joins[slot].held.len() {
             let handle = self.joins[slot].held[index];
             if self.messages.get(handle).is_some()
-                && self.messages.state(handle.slot) == MessagePlace::Held(id)
+                && self.messages.state(handle.slot) == EntryState::Held(id)
             {
                 self.count_held(handle.slot, Adjust::Add);
             }
@@ -196,7 +196,7 @@ impl State {
         }
         let is_released = |handle: &Handle| {
             self.messages.get(*handle).is_some()
-                && self.messages.state(handle.slot) == MessagePlace::Held(id)
+                && self.messages.state(handle.slot) == EntryState::Held(id)
                 && match self.messages.when(handle.slot) {
                     Outcome::Succeeded => false,
                     Outcome::Failed => !is_needless,
@@ -290,7 +290,7 @@ impl State {
     /// Whether the join that holds the message has failed.
     pub(crate) fn is_blocked(&self, slot: u32) -> bool {
         match self.messages.state(slot) {
-            MessagePlace::Held(join) => {
+            EntryState::Held(join) => {
                 let join = self.joins.find(&join);
                 join.is_some_and(|join| self.joins[join].is_over)
             }
@@ -331,7 +331,7 @@ impl State {
         at: Option<u64>,
     ) {
         for handle in held {
-            let state = MessagePlace::Held(join);
+            let state = EntryState::Held(join);
             if self.messages.get(handle).is_some() && self.messages.state(handle.slot) == state {
                 self.count_held(handle.slot, Adjust::Subtract);
                 if let Some(to) = renumbered.and_then(|renumbered| renumbered.of(handle.number))
@@ -388,13 +388,13 @@ impl State {
     fn wait_from(&mut self, slot: u32, times: ReleaseTimes, at: u64) {
         if let Some(ms) = times.expires_after_ms {
             self.abandon_expiry(slot);
-            let when = When::steady(at.saturating_add(ms));
+            let when = ClockTime::steady(at.saturating_add(ms));
             self.messages.set_expiry(slot, Some(when));
             self.set_expiry(slot);
         }
         match times.due {
             None => self.make_ready(slot),
-            Some(due) => self.delay(slot, When::of_start(due, at)),
+            Some(due) => self.delay(slot, ClockTime::of_start(due, at)),
         }
     }
 
@@ -416,7 +416,7 @@ impl State {
         let join = &self.joins[slot];
         let held = join.held.iter().filter(|handle| {
             self.messages.get(**handle).is_some()
-                && self.messages.state(handle.slot) == MessagePlace::Held(join.id)
+                && self.messages.state(handle.slot) == EntryState::Held(join.id)
         });
         if !held.clone().any(|handle| self.is_behind_mark(handle.slot)) {
             return None;
@@ -435,7 +435,7 @@ impl State {
         let held = self.joins.held_by(join).iter();
         let held = held.filter(|handle| {
             self.messages.get(**handle).is_some()
-                && self.messages.state(handle.slot) == MessagePlace::Held(*join)
+                && self.messages.state(handle.slot) == EntryState::Held(*join)
         });
         held.map(|handle| handle.number).collect()
     }
@@ -464,7 +464,7 @@ impl State {
     /// Returns the jobs at the root of a member's failure: itself, or those that have blocked it.
     pub(crate) fn causes_of(&self, slot: u32) -> Vec<MessageId> {
         match self.messages.state(slot) {
-            MessagePlace::Held(join) if self.is_blocked(slot) => {
+            EntryState::Held(join) if self.is_blocked(slot) => {
                 let join = self.joins.find(&join).expect("it is over");
                 self.joins[join].causes.clone()
             }

@@ -2,16 +2,16 @@
 
 use penstock_message::{Key, MessageId, Value};
 
-use super::State;
-use crate::clock::{Clock, When};
-use crate::keys::{NEVER, Stored};
+use super::BrokerState;
+use crate::clock::{ClockTime, WhichClock};
+use crate::keys::{NEVER, StoredValue};
 use crate::messages::{Handle, UntilStart};
 use crate::reclaim::live_bases::Entity;
 use crate::records::RunHead;
 use crate::table::interner::Name;
 use crate::timers::Timer;
 
-impl State {
+impl BrokerState {
     pub(crate) fn store(
         &mut self,
         key: Key,
@@ -27,14 +27,14 @@ impl State {
             self.names.hold(run.queue);
         }
         let at = (self.position, self.rests);
-        let stored = Stored::new(key, value, group, expires_at, run, at);
+        let stored = StoredValue::new(key, value, group, expires_at, run, at);
         self.live_bytes += stored.bytes();
         let (slot, number) = self.keys.insert(stored);
         self.ledger
             .add(self.position, Entity::Value { slot, number });
         if let Some(at) = expires_at.filter(|at| *at != NEVER) {
             self.timers
-                .set(When::steady(at), Timer::ValueExpiry { slot, number });
+                .set(ClockTime::steady(at), Timer::ValueExpiry { slot, number });
         }
     }
 
@@ -77,7 +77,7 @@ impl State {
                 self.names.release(run.head().queue);
             }
             if stored.expires_at().is_some() {
-                self.timers.abandon(Clock::Steady);
+                self.timers.abandon(WhichClock::Steady);
             }
         }
         if let Key::Result(id) = key

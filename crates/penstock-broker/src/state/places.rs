@@ -2,18 +2,18 @@
 
 use penstock_faults::planted;
 
-use super::{Adjust, MARK_BYTES, State};
+use super::{Adjust, BrokerState, MARK_BYTES};
 use crate::bodies::prefetch::near_at;
-use crate::clock::When;
-use crate::messages::{Handle, State as MessagePlace};
+use crate::clock::ClockTime;
+use crate::messages::{EntryState, Handle};
 use crate::queues::Forgettable;
 use crate::queues::queue::Service;
 use crate::reclaim::live_bases::Entity;
-use crate::records::{How, Mark, MarkedFor};
+use crate::records::{Mark, MarkedFor, UnrunCause};
 use crate::table::interner::Name;
 use crate::timers::Timer;
 
-impl State {
+impl BrokerState {
     pub(crate) fn mark(&mut self, mark: Mark) {
         self.mark_numbers = self.mark_numbers.max(mark.number);
         let base = self.position;
@@ -62,11 +62,11 @@ impl State {
     }
 
     /// Returns the end of a message that is only still to be ended: clients that wait for it may have been told.
-    pub(crate) fn told_end(&self, slot: u32) -> Option<How> {
+    pub(crate) fn told_end(&self, slot: u32) -> Option<UnrunCause> {
         if self.is_purged(slot) {
-            return Some(How::Purged);
+            return Some(UnrunCause::Purged);
         }
-        self.is_blocked(slot).then_some(How::Blocked)
+        self.is_blocked(slot).then_some(UnrunCause::Blocked)
     }
 
     /// Whether the message was published before a purge of its queue that is not over.
@@ -94,7 +94,7 @@ impl State {
     }
 
     pub(crate) fn make_ready(&mut self, slot: u32) {
-        self.messages.set_state(slot, MessagePlace::Ready);
+        self.messages.set_state(slot, EntryState::Ready);
         let is_unknown = self.push_ready(slot);
         self.has_new_work = true;
         let kind = self.messages.kind(slot);
@@ -168,9 +168,9 @@ impl State {
         }
     }
 
-    pub(super) fn delay(&mut self, slot: u32, when: When) {
+    pub(super) fn delay(&mut self, slot: u32, when: ClockTime) {
         let Handle { number, slot } = self.messages.handle(slot);
-        self.messages.set_state(slot, MessagePlace::Delayed(when));
+        self.messages.set_state(slot, EntryState::Delayed(when));
         let queue = &mut self.queues[self.messages.queue(slot)];
         queue.delayed += 1;
         queue.delayed_bytes += self.messages.body_bytes(slot);
@@ -178,7 +178,7 @@ impl State {
             true => {
                 let at = near_at(when.at);
                 self.timers
-                    .set(When { at, ..when }, Timer::Near { number, slot });
+                    .set(ClockTime { at, ..when }, Timer::Near { number, slot });
             }
             false => self.timers.set(when, Timer::Due { number, slot }),
         }
@@ -213,28 +213,28 @@ impl State {
             *ending = ending.saturating_sub(1);
         }
         match self.messages.state(slot) {
-            MessagePlace::Failed => {
+            EntryState::Failed => {
                 let number = self.messages[slot].number();
                 self.failed.remove(number);
                 self.queues[queue].failed -= 1;
                 self.queues.touch(Forgettable::Queue(queue));
             }
-            MessagePlace::Ended => unreachable!("only its value is left of it"),
-            MessagePlace::Ready => {
+            EntryState::Ended => unreachable!("only its value is left of it"),
+            EntryState::Ready => {
                 self.queues.remove_ready(&self.messages, slot);
                 let queue = &mut self.queues[queue];
                 if queue.ready == 0 && matches!(queue.service, Service::Missing { .. }) {
                     queue.service = Service::Well;
                 }
             }
-            MessagePlace::Delayed(when) => {
+            EntryState::Delayed(when) => {
                 self.timers.abandon(when.clock);
                 let queue = &mut self.queues[queue];
                 queue.delayed -= 1;
                 queue.delayed_bytes -= self.messages.body_bytes(slot);
             }
-            MessagePlace::Held(_) => self.count_held(slot, Adjust::Subtract),
-            MessagePlace::Leased(lease) => {
+            EntryState::Held(_) => self.count_held(slot, Adjust::Subtract),
+            EntryState::Leased(lease) => {
                 if !self.progress.is_empty() {
                     let job = self.messages[slot].id;
                     self.progress.lease_ended(lease.grant.number, &job);

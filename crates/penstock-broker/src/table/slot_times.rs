@@ -1,6 +1,6 @@
 //! Times of slots, in chunks that exist only where some slot has a time.
 
-use crate::clock::{Clock, When};
+use crate::clock::{ClockTime, WhichClock};
 
 /// A time for some of the slots.
 #[derive(Debug, Default)]
@@ -24,19 +24,19 @@ impl SlotTimes {
     }
 
     #[inline]
-    pub(crate) fn get(&self, slot: u32) -> Option<When> {
+    pub(crate) fn get(&self, slot: u32) -> Option<ClockTime> {
         let chunk = self.chunks.get(slot as usize / CHUNK)?.as_ref()?;
         let time = chunk.times[slot as usize % CHUNK];
         let clock = match time & 1 {
-            0 => Clock::Steady,
-            _ => Clock::Wall,
+            0 => WhichClock::Steady,
+            _ => WhichClock::Wall,
         };
         let at = (time >> 1).checked_sub(1)?;
-        Some(When { at, clock })
+        Some(ClockTime { at, clock })
     }
 
     #[inline]
-    pub(crate) fn set(&mut self, slot: u32, when: Option<When>) {
+    pub(crate) fn set(&mut self, slot: u32, when: Option<ClockTime>) {
         let (index, place) = (slot as usize / CHUNK, slot as usize % CHUNK);
         if self.chunks.len() <= index {
             self.chunks.resize_with(index + 1, || None);
@@ -47,7 +47,7 @@ impl SlotTimes {
         });
         // Times beyond the end of all days are all alike.
         let time = when.map_or(NO_TIME, |when| {
-            (when.at.min(u64::MAX >> 2) + 1) << 1 | u64::from(when.clock == Clock::Wall)
+            (when.at.min(u64::MAX >> 2) + 1) << 1 | u64::from(when.clock == WhichClock::Wall)
         });
         let was = std::mem::replace(&mut chunk.times[place], time);
         let (is, was) = (usize::from(time != NO_TIME), usize::from(was != NO_TIME));
@@ -66,10 +66,10 @@ mod tests {
     #[test]
     fn a_time_is_found_on_either_clock() {
         let mut times = SlotTimes::default();
-        for (slot, clock) in [(0, Clock::Steady), (7_000, Clock::Wall)] {
+        for (slot, clock) in [(0, WhichClock::Steady), (7_000, WhichClock::Wall)] {
             for at in [0, 1, 1_700_000_000_000] {
-                times.set(slot, Some(When { at, clock }));
-                assert_eq!(times.get(slot), Some(When { at, clock }));
+                times.set(slot, Some(ClockTime { at, clock }));
+                assert_eq!(times.get(slot), Some(ClockTime { at, clock }));
             }
         }
         assert_eq!(times.get(1), None);

@@ -7,7 +7,7 @@ use penstock_message::{MessageId, SeededSet, SeededState, WaitRefusal};
 use rustc_hash::FxHashMap;
 
 use crate::Broker;
-use crate::messages::State as MessagePlace;
+use crate::messages::EntryState;
 use crate::table::interner::Name;
 
 /// Interval at which such workers are looked at, and the time for which they are left alone at first: what is on its way
@@ -70,7 +70,7 @@ impl Broker {
             }
             for slot in copies {
                 match state.messages.state(slot) {
-                    MessagePlace::Ready => {
+                    EntryState::Ready => {
                         let kind = state.messages.kind(slot);
                         let place = (kind.queue, kind.task);
                         let can_be_run = *takers
@@ -80,18 +80,18 @@ impl Broker {
                             return true;
                         }
                     }
-                    MessagePlace::Leased(_) => {
+                    EntryState::Leased(_) => {
                         let awaited = state.awaited_by(&id);
                         if awaited.is_empty() {
                             return true;
                         }
                         next.extend(awaited);
                     }
-                    MessagePlace::Held(id) => match state.joins.find(&id) {
+                    EntryState::Held(id) => match state.joins.find(&id) {
                         Some(slot) => join = Some(slot),
                         None => return true,
                     },
-                    MessagePlace::Delayed(_) | MessagePlace::Failed | MessagePlace::Ended => {
+                    EntryState::Delayed(_) | EntryState::Failed | EntryState::Ended => {
                         return true;
                     }
                 }
@@ -111,7 +111,7 @@ impl Broker {
     /// Whether a consumer of the queue may come to run the task, or it is for people to see to that.
     fn can_be_run(&self, queue: u32, task: Name) -> bool {
         let queues = &self.state.queues;
-        let takes = |consumer: &&crate::consumers::Consumer| {
+        let takes = |consumer: &&crate::consumers::QueueConsumer| {
             consumer.seats.iter().any(|seat| seat.queue == queue)
                 && queues.sets.has(consumer.tasks, task)
         };

@@ -45,14 +45,14 @@ static COUNTS: Mutex<()> = Mutex::new(());
 const BATCH: u32 = 500;
 const CLIENT: ConnId = ConnId(1);
 
-struct World {
+struct MeasuredBroker {
     broker: Broker,
     now: Now,
     seq: u64,
     jobs: u64,
 }
 
-impl World {
+impl MeasuredBroker {
     fn new(options: BrokerOptions) -> Self {
         let now = Now {
             wall_ms: 1_700_000_000_000,

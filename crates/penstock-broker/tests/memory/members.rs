@@ -17,20 +17,20 @@ const WAITING_BYTES: f64 = 16.0;
 const ARRIVED_BYTES: f64 = 12.0;
 
 /// Bytes in use for each job.
-struct Cost {
+struct MemoryCost {
     waiting: f64,
     /// After all jobs have ended; the job that waits for the group has not begun.
     ended: f64,
 }
 
 /// Sends so many jobs, as plain ones or as a group that another job waits for, and runs them. `keeps`: with results.
-fn measure(is_group: bool, keeps: bool) -> Cost {
+fn measure(is_group: bool, keeps: bool) -> MemoryCost {
     let options = BrokerOptions {
         resident_bodies_bytes: Some(0),
         results_cap_bytes: u64::MAX,
         ..BrokerOptions::default()
     };
-    let mut world = World::new(options);
+    let mut world = MeasuredBroker::new(options);
     let join = JoinId::new_join(IdSource {
         unix_ms: world.now.wall_ms,
         random: [9; 10],
@@ -72,10 +72,10 @@ fn measure(is_group: bool, keeps: bool) -> Cost {
         world.commit_all(acks);
     }
     let ended = per_job(in_use().saturating_sub(before));
-    Cost { waiting, ended }
+    MemoryCost { waiting, ended }
 }
 
-impl World {
+impl MeasuredBroker {
     fn commit_one(&mut self, ops: Vec<Op>) {
         self.commit_all(vec![Tx::from(ops)]);
     }

@@ -5,7 +5,7 @@ use super::*;
 const NAMES: u32 = 100_000;
 const HOUR_MS: u64 = 3_600_000;
 
-impl World {
+impl MeasuredBroker {
     /// Publishes one job each to so many queues, or of so many tasks, and runs it.
     fn use_once(&mut self, name_of: impl Fn(u32) -> (String, String)) {
         for first in (0..NAMES).step_by(BATCH as usize) {
@@ -53,7 +53,7 @@ fn names_that_were_used_once_take_little_and_are_forgotten_but_for_their_counts(
     let queues = |number| (format!("queue-{number:08}"), one("task"));
     let tasks = |number| (one("served"), format!("shop.tasks.task_{number:08}"));
     for is_of_queues in [true, false] {
-        let mut world = World::new(BrokerOptions::default());
+        let mut world = MeasuredBroker::new(BrokerOptions::default());
         world.consume(vec![one("served")]);
         let before = in_use();
         match is_of_queues {

@@ -1,7 +1,7 @@
 //! Whatever happens in whatever order, the counts stay right, and the broker that recovers from the
 //! records is the one that wrote them.
 
-use crate::script::World;
+use crate::script::ScriptWorld;
 use penstock_broker::BrokerOptions;
 use proptest::prelude::*;
 
@@ -242,7 +242,7 @@ fn run(
     lines: &[String],
     resident_bodies_bytes: Option<u64>,
     hash_seed: u64,
-) -> (World, Vec<String>) {
+) -> (ScriptWorld, Vec<String>) {
     let options = BrokerOptions {
         results_cap_bytes: 1_000,
         session_memory_ms: 40_000,
@@ -252,7 +252,7 @@ fn run(
         hash_seed,
         ..BrokerOptions::default()
     };
-    let mut world = World::new(options);
+    let mut world = ScriptWorld::new(options);
     let mut outputs = Vec::new();
     for client in ["a", "b", "w"] {
         outputs.extend(world.run(&format!("{client} hello")));

@@ -1,6 +1,6 @@
 //! Jobs that run and are cancelled: their worker is asked, and whatever it does then, they end.
 
-use crate::script::{World, check};
+use crate::script::{ScriptWorld, check};
 use penstock_broker::BrokerOptions;
 
 #[test]
@@ -212,7 +212,7 @@ fn what_a_group_releases_behind_a_purge_does_not_escape_a_cancellation() {
 #[test]
 fn no_job_starts_that_an_operation_under_way_cancels() {
     const JOBS: usize = 5_000;
-    let mut world = World::new(BrokerOptions::default());
+    let mut world = ScriptWorld::new(BrokerOptions::default());
     for line in [
         "a hello",
         "w hello",

@@ -2,7 +2,7 @@
 
 use penstock_broker::BrokerOptions;
 
-use crate::script::{World, check};
+use crate::script::{ScriptWorld, check};
 
 const NOTHING: &str = "# No crash.";
 
@@ -89,7 +89,7 @@ fn all_steps_of_a_chain_read_as_cancelled() {
 /// As many as a client likes may wait for one job: they end in steps.
 #[test]
 fn any_number_of_messages_waits_for_a_job_that_is_cancelled() {
-    let mut world = World::new(BrokerOptions::default());
+    let mut world = ScriptWorld::new(BrokerOptions::default());
     for line in ["a hello", "w hello", "w consume default 10"] {
         world.run(line);
     }
@@ -212,7 +212,7 @@ fn a_deadline_comes_while_a_group_is_being_sent() {
 #[test]
 fn many_deadlines_that_come_together_are_one_operation() {
     const WORKFLOWS: usize = 5_000;
-    let mut world = World::new(BrokerOptions::default());
+    let mut world = ScriptWorld::new(BrokerOptions::default());
     world.run("a hello");
     world.run("w hello");
     let open = |number: usize| {

@@ -2,7 +2,7 @@
 
 use penstock_broker::BrokerOptions;
 
-use crate::script::{World, check, check_with};
+use crate::script::{ScriptWorld, check, check_with};
 
 /// Each way to end the message `m`, what it sends the worker or the client that does it, and what a watcher
 /// of its result sees.
@@ -809,7 +809,7 @@ fn a_key_that_is_a_result_keeps_its_owner_when_the_result_is_removed() {
 /// A record has room for so many events of the broker's own, and it stopped where the end of one group brought more.
 #[test]
 fn any_number_of_errbacks_may_not_be_needed() {
-    let mut world = World::new(BrokerOptions::default());
+    let mut world = ScriptWorld::new(BrokerOptions::default());
     world.run("a hello");
     let errbacks: Vec<String> = (0..3_000).map(|number| format!("m{number}")).collect();
     world.run(&format!(
@@ -836,7 +836,7 @@ fn errbacks_of_one_group_that_are_not_needed_end_in_steps() {
         (1, "a ack g/0; put g/0 yes"),
         (0, "a info m0"),
     ] {
-        let mut world = World::new(BrokerOptions::default());
+        let mut world = ScriptWorld::new(BrokerOptions::default());
         world.run("a hello");
         let errbacks: Vec<String> = (0..3_000).map(|number| format!("m{number}")).collect();
         let hold = format!(
@@ -869,7 +869,7 @@ fn errbacks_of_one_group_that_are_not_needed_end_in_steps() {
 /// that are left waits again.
 #[test]
 fn a_group_whose_errbacks_end_goes_on_without_a_member_that_is_retried() {
-    let mut world = World::new(BrokerOptions::default());
+    let mut world = ScriptWorld::new(BrokerOptions::default());
     world.run("a hello");
     let errbacks: Vec<String> = (0..3_000).map(|number| format!("m{number}")).collect();
     world.run(&format!(
@@ -891,7 +891,7 @@ fn a_group_whose_errbacks_end_goes_on_without_a_member_that_is_retried() {
 /// Each group that ends in one record brings some.
 #[test]
 fn groups_with_errbacks_that_end_together_take_several_records() {
-    let mut world = World::new(BrokerOptions::default());
+    let mut world = ScriptWorld::new(BrokerOptions::default());
     world.run("a hello");
     for number in 0..600 {
         world.run(&format!(

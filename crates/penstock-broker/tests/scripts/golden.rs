@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use penstock_broker::BrokerOptions;
 
-use crate::script::World;
+use crate::script::ScriptWorld;
 
 const LIVES: &[(&str, &str)] = &[
     ("nothing", "a hello\n a bye"),
@@ -604,8 +604,8 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden")
 }
 
-fn world() -> World {
-    World::new(BrokerOptions {
+fn world() -> ScriptWorld {
+    ScriptWorld::new(BrokerOptions {
         results_cap_bytes: 1_000,
         session_memory_ms: 40_000,
         ..BrokerOptions::default()
@@ -613,7 +613,7 @@ fn world() -> World {
 }
 
 /// The world at the end of a script.
-fn live(script: &str) -> World {
+fn live(script: &str) -> ScriptWorld {
     let mut world = world();
     for line in script.lines() {
         world.run(line.trim());
@@ -624,7 +624,7 @@ fn live(script: &str) -> World {
 const WORKFLOWS: &str = "g workflows";
 
 /// Everything that can be seen of it: what it says of itself, all it hands out, and what time brings.
-fn seen(world: &mut World) -> String {
+fn seen(world: &mut ScriptWorld) -> String {
     let (messages, keys) = world.names();
     let mut lines = vec!["g hello".to_owned(), "g status".to_owned()];
     lines.push(WORKFLOWS.to_owned());

@@ -2,7 +2,7 @@
 
 use penstock_broker::BrokerOptions;
 
-use crate::script::{World, check};
+use crate::script::{ScriptWorld, check};
 
 #[test]
 fn leases_follow_their_session() {
@@ -572,7 +572,7 @@ fn jobs_that_start_together_are_shown_in_the_order_of_their_hand_out_after_a_res
 /// However many jobs workers have, one page of the status looks at some of them only.
 #[test]
 fn a_page_of_the_status_ends_where_its_workers_have_very_many_jobs() {
-    let mut world = World::new(BrokerOptions::default());
+    let mut world = ScriptWorld::new(BrokerOptions::default());
     world.run("a hello");
     for lump in 0..3 {
         let jobs: Vec<String> = (0..16_000)

@@ -1,6 +1,6 @@
 //! What a broker refuses, and what it drops, because there is no room.
 
-use crate::script::{World, check};
+use crate::script::{ScriptWorld, check};
 use penstock_broker::BrokerOptions;
 
 #[test]
@@ -156,7 +156,7 @@ fn where_the_oldest_make_room_a_retry_is_not_dropped_for_itself() {
 /// A record holds 1,024 ends; the others follow in a step of their own.
 #[test]
 fn a_retry_is_not_dropped_for_itself_either_by_the_step_that_makes_the_rest_of_the_room() {
-    let mut world = World::new(BrokerOptions::default());
+    let mut world = ScriptWorld::new(BrokerOptions::default());
     for line in [
         "a hello",
         "w hello",
@@ -272,7 +272,7 @@ fn a_broker_at_its_memory_limit_takes_no_new_work_and_lets_the_rest_go_on() {
 
 #[test]
 fn a_client_that_asks_for_everything_is_on_its_way_to_only_so_much() {
-    let mut world = World::new(BrokerOptions::default());
+    let mut world = ScriptWorld::new(BrokerOptions::default());
     for line in [
         "a hello",
         "w hello",

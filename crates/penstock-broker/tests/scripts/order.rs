@@ -1,6 +1,6 @@
 //! Which message is next, and when: order, shares, delays, expiry.
 
-use crate::script::{World, check};
+use crate::script::{ScriptWorld, check};
 use penstock_broker::BrokerOptions;
 
 #[test]
@@ -354,7 +354,7 @@ fn two_apps_that_have_a_task_of_one_name_in_one_queue_are_told() {
 /// never end cost nothing more, and took one slot after the other: all eight after seven short jobs.
 #[test]
 fn a_task_whose_jobs_never_end_does_not_take_every_slot() {
-    let mut world = World::new(BrokerOptions::default());
+    let mut world = ScriptWorld::new(BrokerOptions::default());
     for line in ["a hello", "w hello"] {
         world.run(line);
     }

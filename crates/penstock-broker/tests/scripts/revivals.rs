@@ -2,7 +2,7 @@
 
 use penstock_broker::BrokerOptions;
 
-use crate::script::{World, check};
+use crate::script::{ScriptWorld, check};
 
 /// Case 24. Whoever asked before saw why the body can't run; whoever asks from now on waits for it.
 #[test]
@@ -361,7 +361,7 @@ fn a_large_group_that_was_blocked_waits_again_in_steps() {
     );
     let mut cut = 1;
     loop {
-        let mut world = World::new(BrokerOptions::default());
+        let mut world = ScriptWorld::new(BrokerOptions::default());
         for line in [
             "a hello",
             &hold,

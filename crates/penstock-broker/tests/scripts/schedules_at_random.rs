@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::script::World;
+use crate::script::ScriptWorld;
 use penstock_broker::BrokerOptions;
 use proptest::prelude::*;
 
@@ -15,7 +15,7 @@ const EVERY_MS: u64 = 60_000;
 const MOST_BEHIND_MS: i64 = 20 * 60 * 60 * 1000;
 
 #[derive(Clone, Debug)]
-enum Step {
+enum RandomStep {
     Wait(u64),
     /// No broker runs for so long.
     Down(u64),
@@ -32,29 +32,29 @@ enum Step {
     Resume,
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn step() -> impl Strategy<Value = RandomStep> {
     prop_oneof![
-        8 => (1..150_000_u64).prop_map(Step::Wait),
-        2 => Just(Step::Wait(EVERY_MS)),
-        1 => (1..5_000_000_u64).prop_map(Step::Wait),
-        2 => (1..5_000_000_u64).prop_map(Step::Down),
-        2 => (-5_000_000..5_000_000_i64).prop_map(Step::SetClock),
-        1 => (-90_000..90_000_i64).prop_map(Step::SetClock),
-        1 => Just(Step::Kill),
-        1 => Just(Step::PowerCut),
-        1 => Just(Step::Carry),
-        6 => Just(Step::Ack),
-        1 => Just(Step::Fail),
-        2 => (1..200_000_u64).prop_map(Step::Retry),
-        1 => Just(Step::Return),
-        1 => Just(Step::Pause),
-        2 => Just(Step::Resume),
+        8 => (1..150_000_u64).prop_map(RandomStep::Wait),
+        2 => Just(RandomStep::Wait(EVERY_MS)),
+        1 => (1..5_000_000_u64).prop_map(RandomStep::Wait),
+        2 => (1..5_000_000_u64).prop_map(RandomStep::Down),
+        2 => (-5_000_000..5_000_000_i64).prop_map(RandomStep::SetClock),
+        1 => (-90_000..90_000_i64).prop_map(RandomStep::SetClock),
+        1 => Just(RandomStep::Kill),
+        1 => Just(RandomStep::PowerCut),
+        1 => Just(RandomStep::Carry),
+        6 => Just(RandomStep::Ack),
+        1 => Just(RandomStep::Fail),
+        2 => (1..200_000_u64).prop_map(RandomStep::Retry),
+        1 => Just(RandomStep::Return),
+        1 => Just(RandomStep::Pause),
+        2 => Just(RandomStep::Resume),
     ]
 }
 
 /// A schedule, and what has been seen of it.
-struct Watched {
-    world: World,
+struct WatchedSchedule {
+    world: ScriptWorld,
     may_overlap: bool,
     cancels: bool,
     /// Times whose jobs have come and have not ended; and whether a worker has them.
@@ -69,10 +69,10 @@ struct Watched {
     not_counted: u64,
 }
 
-impl Watched {
+impl WatchedSchedule {
     fn new(policies: &str) -> Self {
         let mut watched = Self {
-            world: World::new(BrokerOptions::default()),
+            world: ScriptWorld::new(BrokerOptions::default()),
             may_overlap: policies.contains("allow"),
             cancels: policies.contains("cancel_previous"),
             unfinished: Vec::new(),
@@ -154,40 +154,40 @@ impl Watched {
         held.next().map(|(time, _)| *time)
     }
 
-    fn step(&mut self, step: &Step) {
+    fn step(&mut self, step: &RandomStep) {
         match step {
-            Step::Wait(ms) => {
+            RandomStep::Wait(ms) => {
                 self.behind_ms = (self.behind_ms - *ms as i64).max(0);
                 self.run(&format!("wait {ms}"));
             }
-            Step::Down(ms) => {
+            RandomStep::Down(ms) => {
                 self.behind_ms = (self.behind_ms - *ms as i64).max(0);
                 self.run(&format!("killed-for {ms} wall 0"));
                 self.connect();
             }
-            Step::SetClock(by) => {
+            RandomStep::SetClock(by) => {
                 if self.behind_ms - by <= MOST_BEHIND_MS {
                     self.behind_ms = (self.behind_ms - by).max(0);
                     self.run(&format!("wall {by}"));
                 }
             }
-            Step::Kill => {
+            RandomStep::Kill => {
                 self.run("kill");
                 self.connect();
             }
-            Step::PowerCut => {
+            RandomStep::PowerCut => {
                 self.run("power-cut");
                 self.connect();
             }
-            Step::Carry => {
+            RandomStep::Carry => {
                 self.run("mark");
                 self.run("carry");
             }
-            Step::Pause if !self.is_paused => {
+            RandomStep::Pause if !self.is_paused => {
                 self.run("a schedule poll pause");
                 self.is_paused = true;
             }
-            Step::Resume if self.is_paused => {
+            RandomStep::Resume if self.is_paused => {
                 self.run("a schedule poll resume");
                 self.is_paused = false;
                 let before = self.next;
@@ -195,21 +195,21 @@ impl Watched {
                 self.not_counted += (self.next - before) / EVERY_MS;
                 return;
             }
-            Step::Pause | Step::Resume => {}
-            Step::Ack | Step::Fail | Step::Retry(_) | Step::Return => {
+            RandomStep::Pause | RandomStep::Resume => {}
+            RandomStep::Ack | RandomStep::Fail | RandomStep::Retry(_) | RandomStep::Return => {
                 let Some(time) = self.held() else { return };
                 match step {
-                    Step::Ack | Step::Fail => {
+                    RandomStep::Ack | RandomStep::Fail => {
                         // First: the next may come in the same step.
                         self.ends(time);
-                        let verb = if matches!(step, Step::Ack) {
+                        let verb = if matches!(step, RandomStep::Ack) {
                             "ack"
                         } else {
                             "fail"
                         };
                         self.run(&format!("w {verb} at{time}"));
                     }
-                    Step::Retry(ms) => {
+                    RandomStep::Retry(ms) => {
                         self.let_go(time);
                         self.run(&format!("w move at{time} next after={ms}"));
                     }
@@ -287,7 +287,7 @@ fn watch(max_shrink_iters: u32) {
         ..ProptestConfig::default()
     };
     proptest!(config, |(policies in policies(), steps in prop::collection::vec(step(), 1..60))| {
-        let mut watched = Watched::new(&policies);
+        let mut watched = WatchedSchedule::new(&policies);
         for step in &steps {
             watched.step(step);
         }

@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 use penstock_broker::{
-    Boot, Broker, BrokerOptions, Carried, CloseReason, ConnId, Input, Notice, Now, Output,
+    Boot, Broker, BrokerOptions, CarriedForward, CloseReason, ConnId, Input, Notice, Now, Output,
     Position, Query, Recovery, Unread,
 };
 use penstock_message::{
@@ -32,9 +32,9 @@ use penstock_message::{
 mod words;
 
 use words::{
-    Options, describe_answer, describe_given, describe_receipt, describe_value, describe_whole,
-    extras, filter, generation, job_counts, join_id, message_id, name_of_message, number, plan,
-    schedule_name, tallied, target, when,
+    ScriptOptions, describe_answer, describe_given, describe_receipt, describe_value,
+    describe_whole, extras, filter, generation, job_counts, join_id, message_id, name_of_message,
+    number, plan, schedule_name, tallied, target, when,
 };
 
 /// Runs a script and compares each line's outputs with what stands behind its arrow.
@@ -50,7 +50,7 @@ pub fn check(script: &str) {
 }
 
 pub fn check_with(options: BrokerOptions, script: &str) {
-    let mut world = World::new(options);
+    let mut world = ScriptWorld::new(options);
     world.tells_deadlines = true;
     for line in script.lines() {
         let line = line.trim();
@@ -90,7 +90,7 @@ fn by_client<T: AsRef<str>>(mut outputs: Vec<T>) -> Vec<T> {
     outputs
 }
 
-pub struct World {
+pub struct ScriptWorld {
     options: BrokerOptions,
     broker: Broker,
     now: Now,
@@ -104,7 +104,7 @@ pub struct World {
     damaged: BTreeSet<usize>,
     /// Where a segment ends, which `carry` empties.
     mark: usize,
-    clients: BTreeMap<String, Client>,
+    clients: BTreeMap<String, ScriptClient>,
     connections: u64,
     /// The last lease of each message, and the one before as `old-` and its name.
     leases: BTreeMap<String, Lease>,
@@ -117,13 +117,13 @@ pub struct World {
 }
 
 #[derive(Default)]
-struct Client {
+struct ScriptClient {
     conn: Option<ConnId>,
     session: SessionId,
     seq: u64,
 }
 
-impl World {
+impl ScriptWorld {
     pub fn new(options: BrokerOptions) -> Self {
         let now = Now {
             mono_ms: 1_000,
@@ -383,7 +383,7 @@ impl World {
                 self.input(Input::Report { conn, report });
             }
             ["ask", worker, question, ref arguments @ ..] => {
-                let patience_ms = Options::new(arguments).number("for").unwrap_or(0);
+                let patience_ms = ScriptOptions::new(arguments).number("for").unwrap_or(0);
                 let ask = AskQuery {
                     worker: worker.to_owned(),
                     question: words(question),
@@ -408,7 +408,7 @@ impl World {
             ["told", message] => self.query(name, Query::Progress(message_id(message))),
             ["status"] => self.query(name, Query::Status(StatusQuery::default())),
             ["failed", ref arguments @ ..] => {
-                let options = Options::new(arguments);
+                let options = ScriptOptions::new(arguments);
                 let query = FailedQuery {
                     filter: filter(&options),
                     after: options.number("behind").unwrap_or(0),
@@ -419,7 +419,7 @@ impl World {
             }
             // `workflows state=failed name=nightly`, or `workflows of=body nodes=g/+g/0`.
             ["workflows", ref arguments @ ..] => {
-                let options = Options::new(arguments);
+                let options = ScriptOptions::new(arguments);
                 let nodes = options.text("nodes").unwrap_or("").split('+');
                 let nodes = nodes.filter(|node| !node.is_empty());
                 let state = options.text("state").map(|wanted| {
@@ -438,7 +438,7 @@ impl World {
             }
             // `schedules times=2`
             ["schedules", ref arguments @ ..] => {
-                let options = Options::new(arguments);
+                let options = ScriptOptions::new(arguments);
                 let query = SchedulesQuery {
                     name: options.text("name").map(str::to_owned),
                     times: options.number("times").unwrap_or(1) as u32,
@@ -508,7 +508,7 @@ impl World {
 
     fn op(&mut self, text: &str) -> Op {
         let words: Vec<&str> = text.split_whitespace().collect();
-        let (name, options) = (words[1], Options::new(&words[2..]));
+        let (name, options) = (words[1], ScriptOptions::new(&words[2..]));
         match words[0] {
             "publish" => {
                 let queues = options.text("queue").unwrap_or("default");
@@ -763,7 +763,7 @@ impl World {
         }
     }
 
-    fn message(&mut self, name: &str, options: &Options<'_>) -> Message {
+    fn message(&mut self, name: &str, options: &ScriptOptions<'_>) -> Message {
         self.messages.insert(name.to_owned());
         let mut extras = extras(options);
         if let (Some(extras), Some(workflow)) = (&mut extras, options.text("workflow")) {
@@ -801,7 +801,7 @@ impl World {
 
     /// `unless=key` claims as applications do; `claim=key` a derived key: `until=start`, or `for=` milliseconds, and
     /// `conflict=refuse`, `replace`, or a longest wait in milliseconds.
-    fn claim(&mut self, options: &Options<'_>) -> Option<Box<Claim>> {
+    fn claim(&mut self, options: &ScriptOptions<'_>) -> Option<Box<Claim>> {
         if let Some(key) = options.text("unless") {
             return Some(self.key(key).into());
         }
@@ -1093,7 +1093,7 @@ impl World {
             mark => mark,
         };
         let before = Position(end as u64 + 1);
-        while self.broker.carry_forward(before, 100) != Carried::All {
+        while self.broker.carry_forward(before, 100) != CarriedForward::All {
             self.read_back();
         }
         self.take_records();

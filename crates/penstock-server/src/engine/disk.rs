@@ -1,6 +1,6 @@
 //! Decides what is written when: records become batches for the writer's thread, one at a time.
 
-use penstock_broker::{Carried, ConnId, Input, Now, Position};
+use penstock_broker::{CarriedForward, ConnId, Input, Now, Position};
 use penstock_faults::{perhaps, planted};
 #[cfg(doc)]
 use penstock_journal::Journal;
@@ -294,8 +294,8 @@ impl Engine {
         };
         let carried = self.broker.carry_forward(Position(before), step);
         self.append_records();
-        self.reclaim_reads = carried == Carried::ReadFirst;
-        if carried == Carried::All || planted!("drop-live-things") {
+        self.reclaim_reads = carried == CarriedForward::ReadFirst;
+        if carried == CarriedForward::All || planted!("drop-live-things") {
             tracing::debug!(segment, "the oldest segment holds nothing live any more");
             self.journal.drop_oldest();
         }

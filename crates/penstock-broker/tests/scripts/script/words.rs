@@ -9,9 +9,9 @@ use penstock_message::{
     WorkflowInfo, WorkflowsQuery, read_gathered,
 };
 
-pub(super) struct Options<'a>(Vec<(&'a str, &'a str)>);
+pub(super) struct ScriptOptions<'a>(Vec<(&'a str, &'a str)>);
 
-impl<'a> Options<'a> {
+impl<'a> ScriptOptions<'a> {
     pub(super) fn new(words: &[&'a str]) -> Self {
         Self(
             words
@@ -43,7 +43,7 @@ impl<'a> Options<'a> {
 }
 
 /// `member=join:index`, `headers=name:value`, `retries=3`.
-pub(super) fn extras(options: &Options<'_>) -> Option<Box<Extras>> {
+pub(super) fn extras(options: &ScriptOptions<'_>) -> Option<Box<Extras>> {
     let member = options.text("member").map(|member| {
         let (join, index) = member.split_once(':').expect("join:index");
         Member {
@@ -79,14 +79,14 @@ pub(super) fn when(outcome: Option<&str>) -> JoinOutcome {
 }
 
 /// A message by its name, or all that match: `all queue=mail task=send`.
-pub(super) fn target(name: &str, options: &Options<'_>) -> Target {
+pub(super) fn target(name: &str, options: &ScriptOptions<'_>) -> Target {
     match name {
         "all" => Target::Filter(filter(options)),
         name => Target::Job(message_id(name)),
     }
 }
 
-pub(super) fn filter(options: &Options<'_>) -> Filter {
+pub(super) fn filter(options: &ScriptOptions<'_>) -> Filter {
     let text = |name| options.text(name).map(str::to_owned);
     Filter {
         workflow: options.text("workflow").map(message_id),
@@ -150,7 +150,7 @@ pub(super) fn schedule_name(name: &str) -> ScheduleName {
 }
 
 /// `every=60000`, `at=5000`, `cron=30_2_*_*_* zone=Europe/Paris`; `overlap=queue catch-up=all window=5000 jitter=1000`.
-pub(super) fn plan(message: Message, options: &Options<'_>) -> SchedulePlan {
+pub(super) fn plan(message: Message, options: &ScriptOptions<'_>) -> Plan {
     let every = options.number("every").map(Rhythm::Every);
     let at = options
         .number("at")
@@ -186,8 +186,8 @@ pub(super) fn plan(message: Message, options: &Options<'_>) -> SchedulePlan {
 }
 
 /// `version=2 started=7`, or `version=v2`.
-pub(super) fn generation(options: &Options<'_>) -> AppRelease {
-    AppRelease {
+pub(super) fn generation(options: &ScriptOptions<'_>) -> Generation {
+    Generation {
         version: match options.text("version") {
             None => AppVersion::Unnamed,
             Some(version) => match version.parse() {
