@@ -45,12 +45,12 @@ pub struct Broker {
     records: VecDeque<Record>,
     next_position: Position,
     /// Positions that everything decided so far rests on; effects staged now wait for them.
-    pub(crate) staged: SafeAfter,
+    pub(crate) everything: SafeAfter,
     /// Sessions with decisions that are not safe yet.
     unconfirmed: Vec<u32>,
     pub(crate) consumers: QueueConsumers,
     /// Connections that have something to be sent, in turn.
-    line: VecDeque<ConnId>,
+    output_queue: VecDeque<ConnId>,
     /// Outputs that wait for nothing and belong before the others.
     pub(crate) outbox: VecDeque<Output>,
     pub(crate) reading: Reading,
@@ -106,10 +106,10 @@ impl Broker {
             writer: RecordWriter::default(),
             records: VecDeque::new(),
             next_position: Position(last.0 + 1),
-            staged: SafeAfter::default(),
+            everything: SafeAfter::default(),
             unconfirmed: Vec::new(),
             consumers: QueueConsumers::default(),
-            line: VecDeque::new(),
+            output_queue: VecDeque::new(),
             outbox: VecDeque::new(),
             reading: Reading::default(),
             relay: Relay::default(),
@@ -187,8 +187,8 @@ impl Broker {
             Input::Writable { conn, writable } => {
                 if let Some(connection) = self.connections.get_mut(&conn) {
                     connection.writable = writable;
-                    self.seek_work_of(conn);
-                    self.stand_in_line(conn);
+                    self.join_rings_of(conn);
+                    self.enqueue_output(conn);
                 }
             }
             Input::Space(space) => self.space_changed(space),
@@ -228,7 +228,7 @@ impl Broker {
         }
         self.run_timers();
         self.end_late_asks();
-        self.look_at_held();
+        self.refuse_stalled_waits();
     }
 
     /// Notes that the journal has written all records up to this one to the operating system.
@@ -273,13 +273,13 @@ impl Broker {
         if let Some(output) = self.outbox.pop_front() {
             return Some(output);
         }
-        while let Some(conn) = self.line.front().copied() {
+        while let Some(conn) = self.output_queue.front().copied() {
             if let Some(output) = self.output_of(conn) {
                 return Some(output);
             }
-            self.line.pop_front();
+            self.output_queue.pop_front();
             if let Some(connection) = self.connections.get_mut(&conn) {
-                connection.in_line = false;
+                connection.is_enqueued = false;
             }
         }
         self.budget = ENDED_AT_ONCE;
@@ -373,7 +373,7 @@ impl Broker {
         self.added = 0;
         self.writer.stamp(self.epoch, self.clocks.wall());
         self.state.position = self.next_position;
-        self.state.rests = SafeAfter::on(self.next_position, durability);
+        self.state.safe_after = SafeAfter::on(self.next_position, durability);
     }
 
     pub(crate) fn record(&mut self, event: &RecordEvent<'_>) {
@@ -392,7 +392,9 @@ impl Broker {
     /// Makes the record at hand wait for the disk before anybody sees the changes from here on.
     pub(crate) fn must_be_safe(&mut self) {
         self.must_be_safe = true;
-        self.state.rests.add(self.next_position, Durability::Disk);
+        self.state
+            .safe_after
+            .add(self.next_position, Durability::Disk);
     }
 
     /// Ends the record, and tells watchers of its changes.
@@ -413,11 +415,11 @@ impl Broker {
                 durability,
                 bytes: self.writer.take(),
             });
-            self.staged.add(position, durability);
+            self.everything.add(position, durability);
             self.next_position = Position(position.0 + 1);
         }
         self.state.close_unread_joins(ENDED_AT_ONCE);
-        self.tell_watchers();
+        self.notify_watchers();
         self.watch_unserved();
     }
 
@@ -447,13 +449,13 @@ impl Broker {
     // --- effects
 
     /// Releases the effect as soon as it is safe.
-    pub(crate) fn effect(&mut self, rests: SafeAfter, effect: Effect) {
-        if let Some(effect) = self.effects.hold(rests, effect) {
-            self.let_out(effect);
+    pub(crate) fn effect(&mut self, safe_after: SafeAfter, effect: Effect) {
+        if let Some(effect) = self.effects.hold(safe_after, effect) {
+            self.emit(effect);
         }
     }
 
-    fn let_out(&mut self, effect: Effect) {
+    fn emit(&mut self, effect: Effect) {
         let conn = match &effect {
             Effect::Deliver { conn, .. }
             | Effect::Cancel { conn, .. }
@@ -493,12 +495,12 @@ impl Broker {
             Effect::Refused { refused, .. } => connection.refused.push(*refused),
             Effect::Answer { id, answer, .. } => connection.answers.push_back((id, *answer)),
         }
-        self.stand_in_line(conn);
+        self.enqueue_output(conn);
     }
 
     fn release_effects(&mut self) {
         while let Some(effect) = self.effects.release() {
-            self.let_out(effect);
+            self.emit(effect);
         }
         let mut unconfirmed = std::mem::take(&mut self.unconfirmed);
         unconfirmed.retain(|index| self.confirm(*index));
@@ -514,7 +516,7 @@ impl Broker {
         let is_waiting = !session.is_all_confirmed();
         session.is_listed &= is_waiting;
         if has_news && let Some(conn) = session.conn {
-            self.stand_in_line(conn);
+            self.enqueue_output(conn);
         }
         is_waiting
     }
@@ -528,12 +530,12 @@ impl Broker {
         }
     }
 
-    pub(crate) fn stand_in_line(&mut self, conn: ConnId) {
+    pub(crate) fn enqueue_output(&mut self, conn: ConnId) {
         if let Some(connection) = self.connections.get_mut(&conn)
-            && !connection.in_line
+            && !connection.is_enqueued
         {
-            connection.in_line = true;
-            self.line.push_back(conn);
+            connection.is_enqueued = true;
+            self.output_queue.push_back(conn);
         }
     }
 
@@ -603,7 +605,7 @@ impl Broker {
             return Some(Output::RefusedWaits { conn, refused });
         }
         let mut bytes = 0;
-        let was_laden = connection.is_laden();
+        let was_laden = connection.is_backlogged();
         let mut deliveries = Vec::with_capacity(connection.deliveries.len().min(1024));
         while bytes < OUTPUT_TARGET_BYTES
             && (deliveries.is_empty() || !perhaps!("say-little"))
@@ -624,7 +626,7 @@ impl Broker {
         }
         self.read_ahead(conn);
         if was_laden {
-            self.seek_work_of(conn);
+            self.join_rings_of(conn);
         }
         (!deliveries.is_empty()).then_some(Output::Deliver { conn, deliveries })
     }
@@ -654,12 +656,12 @@ impl Broker {
             ),
         };
         // How the broker is must be told also while its disk is full, or slow. Nothing rests on it.
-        let rests = match query {
+        let safe_after = match query {
             Query::Status(_) | Query::Operation(_) => SafeAfter::default(),
-            _ => self.staged,
+            _ => self.everything,
         };
         let answer = Box::new(answer);
-        self.effect(rests, Effect::Answer { conn, id, answer });
+        self.effect(safe_after, Effect::Answer { conn, id, answer });
     }
 
     pub(crate) fn notice(&mut self, notice: Notice) {

@@ -261,10 +261,10 @@ impl Broker {
         // Its last jobs come first: what is cancelled before them would block them, and they would read as that.
         let only_last = mark.is_for_workflows() && !progress.last_are_done;
         let is_last = |slot: u32| {
-            let place = state.messages.state(slot);
+            let message_state = state.messages.state(slot);
             let is_last = state.messages.member(slot).is_none()
                 || state.workflow_of(slot) == Some(state.messages[slot].id);
-            matches!(place, EntryState::Held(_)) && is_last
+            matches!(message_state, EntryState::Held(_)) && is_last
         };
         let is_meant = |slot: u32| {
             let is_meant = state.is_meant(mark, slot) && (!only_last || is_last(slot));

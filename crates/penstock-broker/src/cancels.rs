@@ -245,13 +245,13 @@ impl Broker {
         };
         if let Some(conn) = self.state.sessions[lease.session].conn {
             let (message, grant) = (messages.handle(slot), lease.grant.number);
-            let rests = self.state.rests.and(self.staged);
+            let safe_after = self.state.safe_after.and(self.everything);
             let effect = Effect::Cancel {
                 conn,
                 message,
                 grant,
             };
-            self.effect(rests, effect);
+            self.effect(safe_after, effect);
         }
     }
 
@@ -370,14 +370,14 @@ impl BrokerState {
 
     /// Whether an operation that cancels jobs means this one.
     pub(crate) fn is_meant(&self, mark: &Mark, slot: u32) -> bool {
-        let (entry, kind) = (&self.messages[slot], self.messages.kind(slot));
+        let (entry, shared_head) = (&self.messages[slot], self.messages.shared_head(slot));
         if mark.what == MarkedFor::Overdue {
             return self.is_overdue(slot) && !entry.is_failed() && !entry.is_ended();
         }
-        let queue = || self.queues[kind.queue].name;
+        let queue = || self.queues[shared_head.queue].name;
         (entry.number() < mark.before || planted!("cancel-later-jobs"))
             && mark.queue.is_none_or(|name| name == queue())
-            && mark.task.is_none_or(|task| task == kind.task)
+            && mark.task.is_none_or(|task| task == shared_head.task)
             && (mark.workflow.is_none() || self.workflow_of(slot) == mark.workflow)
             && !entry.is_failed()
             && !entry.is_ended()

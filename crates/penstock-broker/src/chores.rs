@@ -57,13 +57,13 @@ pub(crate) struct Chores {
 }
 
 impl Chores {
-    pub(crate) fn tell_blocked(&mut self, join: JoinId) {
+    pub(crate) fn report_blocked_later(&mut self, join: JoinId) {
         self.reopening.remove(&join);
         self.blocked.push_back((join, 0));
     }
 
     /// Whether messages that a failure has blocked are still to report that.
-    pub(crate) fn is_telling(&self) -> bool {
+    pub(crate) fn has_blocked_to_report(&self) -> bool {
         !self.blocked.is_empty()
     }
 
@@ -168,7 +168,7 @@ impl Broker {
     /// Goes on, after a recovery, with work that follows from the state and was not done, or not seen to be done.
     pub(crate) fn resume_chores(&mut self) {
         for (_, id) in self.state.joins_over.clone() {
-            self.chores.tell_blocked(id);
+            self.chores.report_blocked_later(id);
         }
         let undecided = self
             .state
@@ -215,7 +215,7 @@ impl Broker {
                 self.step_needless();
                 self.step_limits();
                 self.step_schedules();
-                self.state.bring_members_forward();
+                self.state.prioritize_members();
             }
         }
         self.give_way();
@@ -498,7 +498,7 @@ impl Broker {
             let slots = self.take_held(slot, most);
             self.state.failed.dropped += slots.len() as u64;
             if self.space != Space::Plenty {
-                self.tell_dropped();
+                self.report_dropped();
             }
             let reason = self.state.names.intern(BLOCKED);
             let how = UnrunCause::Blocked;

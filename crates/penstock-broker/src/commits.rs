@@ -73,7 +73,7 @@ impl Broker {
         else {
             return;
         };
-        if self.state.sessions[session].staged.is_some() {
+        if self.state.sessions[session].pending_parts.is_some() {
             let reason = "a transaction came between the parts of a larger one".to_owned();
             return self.close(conn, CloseReason::Protocol(reason));
         }
@@ -96,41 +96,41 @@ impl Broker {
             return;
         };
         let session = &mut self.state.sessions[session_index];
-        let staged = session.staged.get_or_insert_with(|| PendingParts {
+        let pending_parts = session.pending_parts.get_or_insert_with(|| PendingParts {
             seq,
             ops: Vec::new(),
             bytes: 0,
             is_too_large: false,
         });
-        if staged.seq != seq {
+        if pending_parts.seq != seq {
             let reason = format!(
                 "a part of transaction {seq} came between the parts of {}",
-                staged.seq
+                pending_parts.seq
             );
             return self.close(conn, CloseReason::Protocol(reason));
         }
         let bytes: usize = tx.ops.iter().map(op_bytes).sum();
         // The place of a transaction that was applied before is known; its parts need not be kept.
         let is_resent = seq <= session.applied;
-        if !is_resent && !staged.is_too_large {
+        if !is_resent && !pending_parts.is_too_large {
             if self.pending_parts_bytes + bytes > self.options.staged_parts_cap_bytes {
-                staged.is_too_large = true;
-                self.pending_parts_bytes -= std::mem::take(&mut staged.bytes);
-                staged.ops = Vec::new();
+                pending_parts.is_too_large = true;
+                self.pending_parts_bytes -= std::mem::take(&mut pending_parts.bytes);
+                pending_parts.ops = Vec::new();
             } else {
                 self.pending_parts_bytes += bytes;
-                staged.bytes += bytes;
-                staged.ops.extend(tx.ops);
+                pending_parts.bytes += bytes;
+                pending_parts.ops.extend(tx.ops);
             }
         }
         if !last {
             return;
         }
-        let Some(staged) = session.staged.take() else {
+        let Some(pending_parts) = session.pending_parts.take() else {
             return;
         };
-        self.pending_parts_bytes -= staged.bytes;
-        if staged.is_too_large {
+        self.pending_parts_bytes -= pending_parts.bytes;
+        if pending_parts.is_too_large {
             let why = Refusal::TooLarge(format!(
                 "with this transaction, those that are on their way in parts exceed the broker's {}",
                 exact_bytes(self.options.staged_parts_cap_bytes)
@@ -142,7 +142,9 @@ impl Broker {
             session_index,
             seq,
             durability,
-            vec![Tx { ops: staged.ops }],
+            vec![Tx {
+                ops: pending_parts.ops,
+            }],
         );
     }
 
@@ -259,7 +261,7 @@ impl Broker {
         }
         let session = &mut self.state.sessions[session];
         session.told = session.told.min(first_seq - 1);
-        self.stand_in_line(conn);
+        self.enqueue_output(conn);
     }
 
     /// Ends the record of what was decided for these numbers.
@@ -286,16 +288,16 @@ impl Broker {
         }
         let position = self.state.position;
         self.seal(durability);
-        let rests = match exceptions.is_empty() {
+        let safe_after = match exceptions.is_empty() {
             true => SafeAfter::on(position, durability),
             // A refusal, or a skip, rests on all that was decided before it.
-            false => self.staged,
+            false => self.everything,
         };
         let session = &mut self.state.sessions[index];
         for (seq, receipt) in exceptions {
             session.keep_receipt(seq, receipt);
         }
-        session.decided(first, last, rests);
+        session.decided(first, last, safe_after);
         self.confirm_when_safe(index);
     }
 }

@@ -29,7 +29,7 @@ pub(crate) struct ClientConnection {
     /// Number of messages that were handed to it and have not left the broker.
     pub(crate) unsent: u32,
     /// Whether it stands in line for `poll_output`.
-    pub(crate) in_line: bool,
+    pub(crate) is_enqueued: bool,
     /// Whether it has asked for work or reported on it.
     pub(crate) is_worker: bool,
     /// What it has said of itself, if it has.
@@ -73,7 +73,7 @@ impl ClientConnection {
             writable: true,
             consumers: Vec::new(),
             unsent: 0,
-            in_line: false,
+            is_enqueued: false,
             is_worker: false,
             report: None,
             welcome: Some(welcome),
@@ -89,13 +89,13 @@ impl ClientConnection {
     }
 
     /// Whether as much is on its way to it as may be.
-    pub(crate) fn is_laden(&self) -> bool {
+    pub(crate) fn is_backlogged(&self) -> bool {
         self.unsent >= UNSENT_CAP
     }
 
     /// Whether its consumers may be given work.
     pub(crate) fn takes_work(&self) -> bool {
-        self.writable && !self.is_laden()
+        self.writable && !self.is_backlogged()
     }
 }
 
@@ -138,7 +138,7 @@ impl Broker {
             0 => self.options.default_heartbeat_ms,
             asked => asked,
         };
-        let name = cut(name, NAME_SHOWN_BYTES);
+        let name = truncate(name, NAME_SHOWN_BYTES);
         let (number, applied) = match known {
             Some(index) => (
                 self.state.sessions[index].number,
@@ -174,7 +174,7 @@ impl Broker {
         };
         self.connections
             .insert(conn, ClientConnection::new(index, welcome));
-        self.stand_in_line(conn);
+        self.enqueue_output(conn);
         if !planted!("cancel-forgotten-at-reconnect") {
             let leases = &self.state.sessions[index].leases;
             let asked = leases.iter().copied();
@@ -289,8 +289,8 @@ impl Broker {
         self.state.waits.end_session(index);
         let session = &mut self.state.sessions[index];
         session.conn = None;
-        if let Some(staged) = session.staged.take() {
-            self.pending_parts_bytes -= staged.bytes;
+        if let Some(pending_parts) = session.pending_parts.take() {
+            self.pending_parts_bytes -= pending_parts.bytes;
         }
         let mut unsent = session.leases.clone();
         unsent.retain(|slot| {
@@ -321,7 +321,7 @@ impl Broker {
 }
 
 /// Returns the longest beginning of the text that has at most this many bytes.
-pub(crate) fn cut(text: &str, bytes: usize) -> &str {
+pub(crate) fn truncate(text: &str, bytes: usize) -> &str {
     let ends = (0..=bytes.min(text.len())).rev();
     let end = ends.into_iter().find(|end| text.is_char_boundary(*end));
     &text[..end.unwrap_or(0)]

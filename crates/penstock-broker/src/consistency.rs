@@ -30,14 +30,17 @@ impl Broker {
                 "bytes that were asked for ahead"
             );
         }
-        let staged: usize = self
+        let pending_parts: usize = self
             .state
             .sessions
             .iter()
-            .filter_map(|(_, session)| session.staged.as_ref())
-            .map(|staged| staged.bytes)
+            .filter_map(|(_, session)| session.pending_parts.as_ref())
+            .map(|pending_parts| pending_parts.bytes)
             .sum();
-        assert_eq!(self.pending_parts_bytes, staged, "bytes of staged parts");
+        assert_eq!(
+            self.pending_parts_bytes, pending_parts,
+            "bytes of staged parts"
+        );
     }
 
     /// Panics if a job that waits is waited for by what it waits for. For the simulator, whose clients wait for nothing
@@ -86,11 +89,11 @@ impl Broker {
                 entry.number() <= state.numbers,
                 "{id} has a number that was never given out"
             );
-            let kind = state.messages.kind(slot);
+            let shared_head = state.messages.shared_head(slot);
             if state.is_purged(slot) {
-                *ending.entry(kind.queue).or_insert(0) += 1;
+                *ending.entry(shared_head.queue).or_insert(0) += 1;
             }
-            let count = counts.entry(kind.queue).or_default();
+            let count = counts.entry(shared_head.queue).or_default();
             assert!(
                 state.messages.asked(slot).is_none()
                     || entry.is_leased()
@@ -110,7 +113,7 @@ impl Broker {
                     count[0] += 1;
                     count[3] += state.messages.body_bytes(slot);
                     *flows
-                        .entry((kind.queue, kind.priority, kind.task))
+                        .entry((shared_head.queue, shared_head.priority, shared_head.task))
                         .or_default() += 1;
                 }
                 EntryState::Delayed(_) => {
@@ -135,7 +138,7 @@ impl Broker {
                 }
                 EntryState::Failed => {
                     failed.insert(entry.number(), slot);
-                    *failed_of.entry(kind.queue).or_insert(0) += 1;
+                    *failed_of.entry(shared_head.queue).or_insert(0) += 1;
                 }
                 EntryState::Ended => unreachable!("it was passed over"),
                 EntryState::Held(join) => {
@@ -169,7 +172,7 @@ impl Broker {
             .map(|(_, session)| session.leases.len())
             .sum();
         assert_eq!(held, leases, "leases of all sessions");
-        let users = state.messages.kinds.users_of_flows();
+        let users = state.messages.shared_heads.users_of_flows();
         state.queues.assert_flows_hold(&flows, &users, &runs);
         let listed: BTreeMap<u64, u32> = state.failed.after(0).collect();
         assert_eq!(listed, failed, "failed jobs in their list");
@@ -272,7 +275,7 @@ impl Broker {
             hold(stored.group);
             stored.run.iter().for_each(|run| hold(run.head().queue));
         }
-        state.keys.told().for_each(&mut hold);
+        state.keys.reported_groups().for_each(&mut hold);
         for (slot, entry) in state.messages.iter() {
             match entry.is_ended() {
                 true => hold(state.messages.ended(slot).reason),
@@ -283,9 +286,12 @@ impl Broker {
                     asked.iter().for_each(|asked| hold(asked.reason));
                 }
             }
-            let kind = state.messages.kind(slot);
-            assert!(queues.tasks.find(kind.task).is_some(), "an unknown task");
-            assert!(queues.get(kind.queue).is_some(), "a forgotten queue");
+            let shared_head = state.messages.shared_head(slot);
+            assert!(
+                queues.tasks.find(shared_head.task).is_some(),
+                "an unknown task"
+            );
+            assert!(queues.get(shared_head.queue).is_some(), "a forgotten queue");
         }
         state.names.assert_held(&held);
     }
@@ -318,7 +324,7 @@ impl Broker {
         let state = &self.state;
         // A slot that was used twice within one record has two entries that look current.
         let live: BTreeSet<_> = state
-            .ledger
+            .live_bases
             .iter()
             .chain(self.reading.carrying.iter().map(|(slot, base)| {
                 let entity = crate::reclaim::live_bases::Entity::Message { slot: *slot };

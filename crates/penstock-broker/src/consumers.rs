@@ -70,7 +70,7 @@ impl QueueConsumers {
     }
 
     /// Returns the connection that it stands for, and the consumer's number there.
-    pub(crate) fn who(&self, waiter: WaitingConsumer) -> (ConnId, u32) {
+    pub(crate) fn owner_of(&self, waiter: WaitingConsumer) -> (ConnId, u32) {
         let consumer = &self.all[waiter.consumer];
         (consumer.conn, consumer.number)
     }
@@ -99,7 +99,7 @@ impl QueueConsumers {
             && connection.is_some_and(ClientConnection::takes_work)
             && !is_held_up;
         if !wants {
-            consumer.sit(queue, false);
+            consumer.set_waiting(queue, false);
         }
         wants
     }
@@ -115,9 +115,9 @@ impl QueueConsumers {
         consumer.credit -= 1;
         let stays = consumer.credit > 0 && connection.takes_work() && !planted!("leave-line-early");
         let mut seats = consumer.seats.iter();
-        if let Some(place) = seats.position(|seat| seat.queue == queue) {
-            consumer.seats[place].is_waiting = stays;
-            consumer.next_seat = (place + 1) % consumer.seats.len();
+        if let Some(at) = seats.position(|seat| seat.queue == queue) {
+            consumer.seats[at].is_waiting = stays;
+            consumer.next_seat = (at + 1) % consumer.seats.len();
         }
         stays
     }
@@ -145,7 +145,7 @@ impl QueueConsumer {
         seats.any(|seat| seat.queue == queue && seat.is_waiting)
     }
 
-    fn sit(&mut self, queue: u32, is_waiting: bool) {
+    fn set_waiting(&mut self, queue: u32, is_waiting: bool) {
         if let Some(seat) = self.seats.iter_mut().find(|seat| seat.queue == queue) {
             seat.is_waiting = is_waiting;
         }
@@ -199,7 +199,7 @@ impl Broker {
             consumer.app.clone_from(app);
         }
         self.change_consumer(slot, queues, tasks, is_renamed);
-        self.seek_work(slot);
+        self.join_rings(slot);
         if let Some(jobs) = held_by {
             self.set_held_by(slot, jobs);
         }
@@ -235,11 +235,11 @@ impl Broker {
         let set = match tasks {
             TaskSelection::Same => was
                 .filter(|_| is_renamed)
-                .map(|set| Some(sets.take_for(&consumer.app, set, names))),
-            TaskSelection::Any => Some(None),
-            TaskSelection::Named(tasks) => {
+                .map(|set| Some(sets.acquire_for(&consumer.app, set, names))),
+            Tasks::Any => Some(None),
+            Tasks::Named(tasks) => {
                 let tasks = tasks.iter().map(|task| names.intern(task)).collect();
-                Some(Some(sets.take(&consumer.app, tasks, names)))
+                Some(Some(sets.acquire(&consumer.app, tasks, names)))
             }
         };
         let is_same = chosen == seats && set.is_none_or(|set| set == was);
@@ -253,23 +253,23 @@ impl Broker {
             self.consumers.serials += 1;
             let serial = self.consumers.serials;
             let consumer = &mut self.consumers.all[slot];
-            let sit = |queue: &u32| ConsumerSeat {
+            let set_waiting = |queue: &u32| ConsumerSeat {
                 queue: *queue,
                 is_waiting: false,
             };
-            consumer.seats = chosen.iter().map(sit).collect();
+            consumer.seats = chosen.iter().map(set_waiting).collect();
             consumer.next_seat = 0;
             consumer.tasks = now;
             consumer.serial = serial;
             first_in
                 .iter()
-                .for_each(|queue| self.tell_shared(*queue, now));
+                .for_each(|queue| self.report_shared_tasks(*queue, now));
         }
         if let Some(set) = set {
             // Its users are consumers, and it has one more only if it had another set.
-            let given_back = if is_same { set } else { was };
+            let old_set = if is_same { set } else { was };
             let state = &mut self.state;
-            state.queues.sets.give(given_back, &mut state.names);
+            state.queues.sets.release(old_set, &mut state.names);
         }
         for queue in chosen {
             self.state.review_service(queue);
@@ -278,7 +278,7 @@ impl Broker {
     }
 
     /// Handles the first consumer with these tasks in a queue: sends a notice if another app has some of them too.
-    fn tell_shared(&mut self, queue: u32, tasks: Option<u32>) {
+    fn report_shared_tasks(&mut self, queue: u32, tasks: Option<u32>) {
         let state = &self.state;
         let shared = state.queues.shared_tasks(queue, tasks);
         let (Some(set), Some((other, task, others))) = (tasks, shared) else {
@@ -317,21 +317,21 @@ impl Broker {
                 self.state.note_unknown(queue);
             }
             let state = &mut self.state;
-            state.queues.sets.give(consumer.tasks, &mut state.names);
+            state.queues.sets.release(consumer.tasks, &mut state.names);
         }
     }
 
     /// Puts the consumers of a connection into the rings of their queues, as far as they want work.
-    pub(crate) fn seek_work_of(&mut self, conn: ConnId) {
+    pub(crate) fn join_rings_of(&mut self, conn: ConnId) {
         let Some(connection) = self.connections.get(&conn) else {
             return;
         };
         for slot in connection.consumers.clone() {
-            self.seek_work(slot);
+            self.join_rings(slot);
         }
     }
 
-    fn seek_work(&mut self, slot: u32) {
+    fn join_rings(&mut self, slot: u32) {
         let consumer = &mut self.consumers.all[slot];
         let connection = &self.connections[&consumer.conn];
         if consumer.credit == 0 || !connection.takes_work() {

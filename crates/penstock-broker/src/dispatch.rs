@@ -9,7 +9,7 @@ use penstock_message::{
 
 use crate::Broker;
 use crate::clock::{ClockTime, Clocks};
-use crate::connections::{UnsentDelivery, cut};
+use crate::connections::{UnsentDelivery, truncate};
 use crate::endings::{CRASHED, RunEnd, Unrun};
 use crate::held_effects::{Effect, SafeAfter};
 use crate::messages::shared_heads::SharedHead;
@@ -141,7 +141,7 @@ impl Broker {
             ..
         } = &mut self.state;
         let (consumers, connections) = (&mut self.consumers, &mut self.connections);
-        let (conn, consumer) = consumers.who(waiter);
+        let (conn, consumer) = consumers.owner_of(waiter);
         let connection = connections.get_mut(&conn).expect("it takes work");
         connection.unsent += 1;
         if consumers.was_served(waiter, queue, connection) {
@@ -151,13 +151,14 @@ impl Broker {
         let session = connection.session;
         let session_number = sessions[session].number;
         let number = messages[slot].number();
-        let must_be_safe = messages.kind(slot).max_deliveries == 1 && !planted!("lend-unsafely");
-        let mut rests = match planted!("deliver-before-durable") {
+        let must_be_safe =
+            messages.shared_head(slot).max_deliveries == 1 && !planted!("lend-unsafely");
+        let mut safe_after = match planted!("deliver-before-durable") {
             true => SafeAfter::default(),
-            false => messages.rests(slot),
+            false => messages.safe_after(slot),
         };
         if must_be_safe {
-            rests.add(self.state.position, Durability::Disk);
+            safe_after.add(self.state.position, Durability::Disk);
         }
         if self.state.messages.until_start(slot).is_some() {
             // Before the lease: a claim that ends here is not taken again, by a retry or after a crash.
@@ -177,7 +178,7 @@ impl Broker {
         self.state.lease(slot, session, grant, Some(charge), false);
         let message = Handle { number, slot };
         self.effect(
-            rests,
+            safe_after,
             Effect::Deliver {
                 conn,
                 consumer,
@@ -221,7 +222,7 @@ impl Broker {
         if is_begun {
             self.expire(&mut overdue);
             self.seal(durability);
-            self.reading.near.sort();
+            self.reading.prefetch.sort();
         }
     }
 
@@ -232,15 +233,15 @@ impl Broker {
                     && let EntryState::Delayed(when) = self.state.messages.state(slot)
                 {
                     debug_assert!(self.clocks.has_come(when));
-                    self.state.come_due(slot);
+                    self.state.end_delay(slot);
                 }
             }
-            Timer::Near { number, slot } => {
+            Timer::Prefetch { number, slot } => {
                 if self.state.messages.get(Handle { number, slot }).is_some()
                     && let EntryState::Delayed(when) = self.state.messages.state(slot)
                 {
                     self.state.timers.set(when, Timer::Due { number, slot });
-                    self.comes_near(Handle { number, slot });
+                    self.prefetch(Handle { number, slot });
                 }
             }
             Timer::Expiry { .. } => unreachable!("these are ended together"),
@@ -271,7 +272,7 @@ impl Broker {
                     let key = Key::Result(self.state.messages[slot].id);
                     if self.state.joins.is_pinned(&key, now) {
                         first_pinned = first_pinned.or(Some(slot));
-                        self.state.ends.pass_over(ttl_ms);
+                        self.state.ends.move_first_to_back(ttl_ms);
                     } else {
                         has_dropped = true;
                         self.state.drop_ended(slot);
@@ -330,7 +331,7 @@ impl Broker {
             } => {
                 let queue = self.state.queues.get(index);
                 if queue.is_some_and(|queue| queue.rare().unknown_timer == Some(generation)) {
-                    self.tell_unknown(index);
+                    self.report_unknown_tasks(index);
                 }
             }
             Timer::Unserved {
@@ -354,7 +355,7 @@ impl Broker {
     }
 
     /// Sends a notice once of each task that work of it waits, and that no worker of the queue knows it.
-    fn tell_unknown(&mut self, index: u32) {
+    fn report_unknown_tasks(&mut self, index: u32) {
         let unknown: Vec<(Name, usize)> = self.state.queues.unknown_tasks(index).collect();
         let queue = &mut self.state.queues[index];
         let name = queue.name;
@@ -396,7 +397,8 @@ impl Broker {
             return false;
         }
         // What has been told how it ended does not end in another way.
-        !self.state.messages[handle.slot].is_failed() && self.state.told_end(handle.slot).is_none()
+        !self.state.messages[handle.slot].is_failed()
+            && self.state.decided_end(handle.slot).is_none()
     }
 
     /// Ends messages whose time is over.
@@ -483,12 +485,12 @@ impl Broker {
     }
 
     fn crash_head(&self, slot: u32) -> CrashHead {
-        let kind = self.state.messages.kind(slot);
+        let shared_head = self.state.messages.shared_head(slot);
         let extras = self.state.messages.extras(slot);
         CrashHead {
-            crashes: kind.crashes,
+            crashes: shared_head.crashes,
             suspects: extras.map_or(0, |extras| extras.suspects),
-            max_deliveries: kind.max_deliveries,
+            max_deliveries: shared_head.max_deliveries,
         }
     }
 
@@ -523,7 +525,7 @@ impl Broker {
             crashed,
             is_displaced: false,
             class: self.state.names.intern(class),
-            message: cut(&text, Failure::TEXT_CAP_BYTES),
+            message: truncate(&text, Failure::TEXT_CAP_BYTES),
             // Crashes of one task are of one kind, as far as anybody can tell from here.
             fingerprint: self.state.fingerprint(slot, class),
             preview: &[],
@@ -577,13 +579,13 @@ impl BrokerState {
         body.unwrap_or_default()
     }
 
-    fn extras_to_send(kind: &SharedHead, extras: Option<Extras>) -> Option<Box<Extras>> {
-        if extras.is_none() && kind.generation == 0 {
+    fn extras_to_send(shared_head: &SharedHead, extras: Option<Extras>) -> Option<Box<Extras>> {
+        if extras.is_none() && shared_head.generation == 0 {
             return None;
         }
         let extras = Extras {
-            generation: kind.generation,
-            attempts_before: kind.attempts_before,
+            generation: shared_head.generation,
+            attempts_before: shared_head.attempts_before,
             ..extras.unwrap_or_default()
         };
         extras.boxed()
@@ -606,7 +608,7 @@ impl BrokerState {
             held.sent = true;
         }
         let entry = &self.messages[slot];
-        let kind = self.messages.kind(slot);
+        let shared_head = self.messages.shared_head(slot);
         let expires_at = self.messages.expires_at(slot);
         let (notes, extras) = (self.messages.notes(slot), self.messages.whole_extras(slot));
         let inputs = extras.as_ref().and_then(|extras| extras.inputs);
@@ -618,21 +620,24 @@ impl BrokerState {
             deadline: self.deadline_of(slot, clocks),
             lease,
             consumer: waiting.consumer,
-            queue: self.names.text(self.queues[kind.queue].name).to_owned(),
+            queue: self
+                .names
+                .text(self.queues[shared_head.queue].name)
+                .to_owned(),
             redelivered: entry.redelivered(),
             message: Message {
                 id: entry.id,
-                task: self.names.text(kind.task).to_owned(),
-                priority: kind.priority,
+                task: self.names.text(shared_head.task).to_owned(),
+                priority: shared_head.priority,
                 expires_at: expires_at.map(|when| Due::At(when.at)),
-                result_ttl_ms: kind.result_ttl_ms,
-                max_deliveries: kind.max_deliveries,
-                attempt: kind.attempt,
-                crashes: kind.crashes,
+                result_ttl_ms: shared_head.result_ttl_ms,
+                max_deliveries: shared_head.max_deliveries,
+                attempt: shared_head.attempt,
+                crashes: shared_head.crashes,
                 enqueued_at: entry.enqueued_at(),
                 notes: notes.to_vec(),
                 body,
-                extras: Self::extras_to_send(kind, extras),
+                extras: Self::extras_to_send(shared_head, extras),
             },
         })
     }

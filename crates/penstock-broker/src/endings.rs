@@ -141,7 +141,7 @@ impl Broker {
     /// Ends messages that wait, as [`Broker::end_unrun`] does. Those whose end was told to watchers already
     /// end as told.
     pub(crate) fn end_waiting(&mut self, slots: Vec<u32>, unrun: Unrun) -> usize {
-        let told = |slot: &u32| self.state.told_end(*slot);
+        let told = |slot: &u32| self.state.decided_end(*slot);
         if !slots.iter().any(|slot| told(slot).is_some()) {
             return self.end_unrun(slots, unrun);
         }
@@ -192,8 +192,15 @@ impl Broker {
             let (slots, others) = rest.split_at(self.ended_by_one_event(rest, kept));
             rest = others;
             for slot in slots {
-                if kept && self.state.messages.kind(*slot).result_ttl_ms.is_some() {
-                    self.tell_of_replaced(*slot);
+                if kept
+                    && self
+                        .state
+                        .messages
+                        .shared_head(*slot)
+                        .result_ttl_ms
+                        .is_some()
+                {
+                    self.record_removed_value(*slot);
                 }
             }
             let numbers = slots.iter().map(|slot| self.state.messages[*slot].number());
@@ -239,7 +246,7 @@ impl Broker {
 
     /// Tells the journal that the end or the retry of a message removes the value that its id has, if that stands behind the
     /// message: whoever reads the journal later may not know the message, but the value.
-    pub(crate) fn tell_of_replaced(&mut self, slot: u32) {
+    pub(crate) fn record_removed_value(&mut self, slot: u32) {
         let key = Key::Result(self.state.messages[slot].id);
         if !self.state.value_stands_behind(&key, slot) {
             return;
@@ -264,21 +271,26 @@ impl Broker {
         };
         *count += 1;
         self.count(slot, counted);
-        let has_value = self.state.messages.kind(slot).result_ttl_ms.is_some();
+        let has_value = self
+            .state
+            .messages
+            .shared_head(slot)
+            .result_ttl_ms
+            .is_some();
         if has_value && !kept {
             self.state.keys.evicted += 1;
             let id = self.state.messages[slot].id;
-            self.tell_of_value(&Key::Result(id), self.state.unrun_value(how, reason));
+            self.notify_of_value(&Key::Result(id), self.state.unrun_value(how, reason));
         }
     }
 
     /// Stores how a message ended, if anybody reads its result.
     fn put_result(&mut self, slot: u32, status: ValueStatus, body: Option<Bytes>) {
-        let kind = self.state.messages.kind(slot);
-        let (Some(ttl_ms), Some(body)) = (kind.result_ttl_ms, body) else {
+        let shared_head = self.state.messages.shared_head(slot);
+        let (Some(ttl_ms), Some(body)) = (shared_head.result_ttl_ms, body) else {
             return;
         };
-        let (key, group) = (Key::Result(self.state.messages[slot].id), kind.task);
+        let (key, group) = (Key::Result(self.state.messages[slot].id), shared_head.task);
         let run = self.state.run_of(slot, self.writer.time());
         self.put(
             key,
@@ -328,7 +340,7 @@ impl Broker {
                 return;
             };
             self.added += 1;
-            self.tell_eviction(group);
+            self.report_eviction(group);
             self.record(&RecordEvent::Evicted { key: key.clone() });
             self.state.drop_value(&key);
             self.state.keys.evicted += 1;
@@ -358,7 +370,7 @@ impl Broker {
             && let Some(slot) = self.state.ends.oldest(&self.state.messages)
         {
             numbers.push(self.state.messages[slot].number());
-            self.tell_eviction(self.state.messages.kind(slot).task);
+            self.report_eviction(self.state.messages.shared_head(slot).task);
             self.state.drop_ended(slot);
             self.state.keys.evicted += 1;
         }
@@ -372,8 +384,8 @@ impl Broker {
         });
     }
 
-    fn tell_eviction(&mut self, group: Name) {
-        if self.state.keys.tell_eviction(group) {
+    fn report_eviction(&mut self, group: Name) {
+        if self.state.keys.must_report_eviction(group) {
             self.state.names.hold(group);
             let cap_bytes = self.options.results_cap_bytes;
             let group = self.state.names.text(group).to_owned();
@@ -386,7 +398,7 @@ impl Broker {
         let ended = self.state.messages.ended(slot);
         let mut value = self.state.unrun_value(ended.how, ended.reason);
         let run = self.state.run_of(slot, self.clocks.wall_at(ended.at));
-        value.run = Some(self.describe_run(self.state.messages.kind(slot).task, &run));
+        value.run = Some(self.describe_run(self.state.messages.shared_head(slot).task, &run));
         value
     }
 
@@ -405,11 +417,11 @@ impl Broker {
     /// Records the consequences of ends in the same record: keys that copies inherit, and ends of joins. Returns the
     /// number of events for them.
     pub(crate) fn follow_ends(&mut self) -> usize {
-        self.tell_inherited() + self.settle_joins()
+        self.record_inherited_claims() + self.settle_joins()
     }
 
     /// Tells the journal of keys that copies have inherited. Returns the number of events for that.
-    fn tell_inherited(&mut self) -> usize {
+    fn record_inherited_claims(&mut self) -> usize {
         let inherited = std::mem::take(&mut self.state.inherited);
         for (number, key) in &inherited {
             let (number, key) = (*number, key.clone());
@@ -568,7 +580,7 @@ impl Broker {
         if self.state.joins[slot].is_needless {
             return 1 + self.put_outcome(slot, ValueStatus::Cancelled);
         }
-        self.chores.tell_blocked(id);
+        self.chores.report_blocked_later(id);
         1 + moved + self.free_blocked(slot) + self.put_outcome(slot, ValueStatus::Upstream)
     }
 
@@ -587,7 +599,7 @@ impl Broker {
             self.record(&RecordEvent::Unclaimed { number });
             self.state.give_up_claim(*slot);
         }
-        slots.len() + self.tell_inherited()
+        slots.len() + self.record_inherited_claims()
     }
 
     /// Releases the messages that a join held in case it failed, and whose queues are being purged: only messages that
@@ -743,7 +755,7 @@ impl Broker {
             // A copy needs its source in the same record.
             let body = self.state.messages.body(handle.slot).cloned();
             self.carry_message(handle.slot, &body.unwrap_or_default());
-            let queue = self.state.queues[self.state.messages.kind(handle.slot).queue].name;
+            let queue = self.state.queues[self.state.messages.shared_head(handle.slot).queue].name;
             let source = self.state.messages[handle.slot].number();
             let number = self.state.numbers + 1;
             self.record(&RecordEvent::Copied {

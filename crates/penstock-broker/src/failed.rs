@@ -136,11 +136,11 @@ impl Broker {
         let Some(failure) = messages.failure(slot) else {
             return false;
         };
-        let kind = messages.kind(slot);
-        let queue = (!failure.is_displaced).then_some(queues[kind.queue].name);
+        let shared_head = messages.shared_head(slot);
+        let queue = (!failure.is_displaced).then_some(queues[shared_head.queue].name);
         let failed_at = self.failed_at(slot, failure.at);
         wanted.queue.is_none_or(|wanted| queue == Some(wanted))
-            && wanted.task.is_none_or(|wanted| kind.task == wanted)
+            && wanted.task.is_none_or(|wanted| shared_head.task == wanted)
             && (wanted.workflow.is_none() || self.state.workflow_of(slot) == wanted.workflow)
             && wanted.class.is_none_or(|wanted| failure.class == wanted)
             && wanted
@@ -165,7 +165,7 @@ impl Broker {
         let (number, to) = (self.state.messages[slot].number(), self.state.numbers + 1);
         let from = self.state.queues[self.state.messages.queue(slot)].name;
         let queue = queue.unwrap_or(from);
-        self.tell_of_replaced(slot);
+        self.record_removed_value(slot);
         self.record(&RecordEvent::Revived { number, to, queue });
         self.count(slot, Counter::Retried);
         self.state.revive(slot, to, queue);
@@ -301,7 +301,7 @@ impl Broker {
 
     fn drop_oldest_kept(&mut self, kept: Kept) {
         if self.is_over_caps() {
-            self.tell_dropped();
+            self.report_dropped();
         }
         match kept {
             Kept::Job => self.drop_oldest_failed(1),
@@ -329,7 +329,7 @@ impl Broker {
             return;
         };
         if self.space != Space::Plenty {
-            self.tell_dropped();
+            self.report_dropped();
         }
         self.added += oldest.len();
         let slots: Vec<u32> = oldest.iter().map(|(_, slot)| *slot).collect();
@@ -340,7 +340,7 @@ impl Broker {
         self.state.failed.dropped += oldest.len() as u64;
     }
 
-    pub(crate) fn tell_dropped(&mut self) {
+    pub(crate) fn report_dropped(&mut self) {
         if !std::mem::replace(&mut self.state.failed.was_told, true) {
             self.notice(Notice::FailedDropped {
                 kept: self.options.failed_kept,
@@ -406,16 +406,16 @@ impl Broker {
             names,
             ..
         } = &self.state;
-        let (entry, kind) = (&messages[slot], messages.kind(slot));
+        let (entry, shared_head) = (&messages[slot], messages.shared_head(slot));
         let (failed_at, failure) = self.describe_failure(slot)?;
         let is_displaced = messages.failure(slot)?.is_displaced;
         Some(FailedJob {
             id: entry.id,
-            task: names.text(kind.task).to_owned(),
-            queue: (!is_displaced).then(|| names.text(queues[kind.queue].name).to_owned()),
-            attempt: kind.attempt,
-            crashes: kind.crashes,
-            generation: kind.generation,
+            task: names.text(shared_head.task).to_owned(),
+            queue: (!is_displaced).then(|| names.text(queues[shared_head.queue].name).to_owned()),
+            attempt: shared_head.attempt,
+            crashes: shared_head.crashes,
+            generation: shared_head.generation,
             enqueued_at: entry.enqueued_at(),
             failed_at,
             failure,

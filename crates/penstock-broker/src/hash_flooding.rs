@@ -88,22 +88,22 @@ fn random_names() -> Vec<String> {
 }
 
 /// Clients choose attempts and times to live, and one can undo what the other does to an unseeded hash.
-fn chosen_kinds() -> Vec<SharedHead> {
+fn chosen_heads() -> Vec<SharedHead> {
     const K: u64 = 0xf135_7aea_2e62_a9c5;
     let undone = |attempt: u32| 0_u64.wrapping_sub(K.wrapping_mul(K).wrapping_mul(attempt.into()));
     (0..COUNT as u32)
-        .map(|attempt| kind(attempt, undone(attempt)))
+        .map(|attempt| shared_head(attempt, undone(attempt)))
         .collect()
 }
 
-fn random_kinds() -> Vec<SharedHead> {
+fn random_heads() -> Vec<SharedHead> {
     let random = SeededState::new(2);
     (0..COUNT as u32)
-        .map(|attempt| kind(attempt, random.hash_one(attempt)))
+        .map(|attempt| shared_head(attempt, random.hash_one(attempt)))
         .collect()
 }
 
-fn kind(attempt: u32, result_ttl_ms: u64) -> SharedHead {
+fn shared_head(attempt: u32, result_ttl_ms: u64) -> SharedHead {
     SharedHead {
         queue: 1,
         task: Interner::default().intern("task"),
@@ -196,7 +196,7 @@ fn chosen_ids_keys_names_and_kinds_cost_what_random_ones_do() {
     assert_no_worse("results", &results(chosen_ids()), &results(random_ids()));
     assert_no_worse("keys", &keys(chosen_ids()), &keys(random_ids()));
     assert_no_worse("names", &chosen_names(), &random_names());
-    assert_no_worse("kinds", &chosen_kinds(), &random_kinds());
+    assert_no_worse("kinds", &chosen_heads(), &random_heads());
 }
 
 #[test]
@@ -217,7 +217,7 @@ fn every_table_that_clients_choose_keys_of_has_the_seed_of_the_broker() {
         let tables = [
             state.names.hashing(),
             state.messages.hashing(),
-            state.messages.kinds_hashing(),
+            state.messages.heads_hashing(),
             state.messages.extras.hashing(),
             state.sessions.hashing(),
             checking.expect("nothing is being checked").hashing(),
@@ -230,8 +230,8 @@ fn every_table_that_clients_choose_keys_of_has_the_seed_of_the_broker() {
             state.schedules.hashing(),
             state.progress.hashing(),
         ]);
-        for (place, hashing) in tables.enumerate() {
-            assert_eq!(hashing, SeededState::new(hash_seed), "table {place}");
+        for (index, hashing) in tables.enumerate() {
+            assert_eq!(hashing, SeededState::new(hash_seed), "table {index}");
         }
     }
 }

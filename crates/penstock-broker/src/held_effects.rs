@@ -16,9 +16,9 @@ pub(crate) struct SafeAfter {
 
 impl SafeAfter {
     pub(crate) fn on(position: Position, durability: Durability) -> Self {
-        let mut rests = Self::default();
-        rests.add(position, durability);
-        rests
+        let mut safe_after = Self::default();
+        safe_after.add(position, durability);
+        safe_after
     }
 
     /// Joins the records of two things that an effect rests on.
@@ -91,24 +91,24 @@ impl HeldEffects {
         }
     }
 
-    pub(crate) fn is_safe(&self, rests: SafeAfter) -> bool {
-        rests.disk <= self.durable && rests.os <= self.written
+    pub(crate) fn is_safe(&self, safe_after: SafeAfter) -> bool {
+        safe_after.disk <= self.durable && safe_after.os <= self.written
     }
 
     /// Returns the effect when it need not wait.
-    pub(crate) fn hold(&mut self, mut rests: SafeAfter, effect: Effect) -> Option<Effect> {
-        if rests.disk > self.durable {
+    pub(crate) fn hold(&mut self, mut safe_after: SafeAfter, effect: Effect) -> Option<Effect> {
+        if safe_after.disk > self.durable {
             if let Some((last, _)) = self.for_disk.back() {
-                rests.disk = rests.disk.max(last.disk);
+                safe_after.disk = safe_after.disk.max(last.disk);
             }
-            self.for_disk.push_back((rests, effect));
+            self.for_disk.push_back((safe_after, effect));
             return None;
         }
-        if rests.os > self.written {
+        if safe_after.os > self.written {
             if let Some((last, _)) = self.for_os.back() {
-                rests.os = rests.os.max(last.os);
+                safe_after.os = safe_after.os.max(last.os);
             }
-            self.for_os.push_back((rests, effect));
+            self.for_os.push_back((safe_after, effect));
             return None;
         }
         Some(effect)
@@ -116,16 +116,16 @@ impl HeldEffects {
 
     /// Returns the next effect that has become safe.
     pub(crate) fn release(&mut self) -> Option<Effect> {
-        while let Some((rests, _)) = self.for_disk.front()
-            && rests.disk <= self.durable
+        while let Some((safe_after, _)) = self.for_disk.front()
+            && safe_after.disk <= self.durable
         {
-            let (rests, effect) = self.for_disk.pop_front()?;
-            if let Some(effect) = self.hold(rests, effect) {
+            let (safe_after, effect) = self.for_disk.pop_front()?;
+            if let Some(effect) = self.hold(safe_after, effect) {
                 return Some(effect);
             }
         }
         match self.for_os.front() {
-            Some((rests, _)) if rests.os <= self.written => {
+            Some((safe_after, _)) if safe_after.os <= self.written => {
                 self.for_os.pop_front().map(|(_, effect)| effect)
             }
             _ => None,

@@ -412,14 +412,14 @@ impl Joins {
         for place in &then {
             match self.find(&place.join) {
                 Some(outer) => self.joins[outer].nested.push(id),
-                None => self.set_loose(*place, id),
+                None => self.set_detached(*place, id),
             }
         }
         self.joins[slot].then = then;
     }
 
     /// Notes that a join has a place in no open join: it has taken the place of a job, or the outer join is gone.
-    fn set_loose(&mut self, place: Member, id: JoinId) {
+    fn set_detached(&mut self, place: Member, id: JoinId) {
         if place.join.is_join() && place.index < JOIN_CAP {
             self.loose
                 .insert(MessageId::member(place.join, place.index), id);
@@ -509,7 +509,7 @@ impl Joins {
     /// has not arrived.
     pub(crate) fn awaits(&self, id: &MessageId) -> bool {
         let Some(slot) = self.find(&id.join_of()) else {
-            return self.is_loose_and_open(id);
+            return self.is_detached_and_open(id);
         };
         let join = &self.joins[slot];
         match id.index_in_join() {
@@ -518,7 +518,7 @@ impl Joins {
         }
     }
 
-    fn is_loose_and_open(&self, id: &MessageId) -> bool {
+    fn is_detached_and_open(&self, id: &MessageId) -> bool {
         !self.loose.is_empty()
             && self.of_result(id).is_some_and(|slot| {
                 let join = &self.joins[slot];
@@ -601,7 +601,7 @@ impl Joins {
             let places = self.find(id).map(|slot| self.joins[slot].then.clone());
             for place in places.into_iter().flatten() {
                 if place.join == join.id {
-                    self.set_loose(place, *id);
+                    self.set_detached(place, *id);
                 }
             }
         }

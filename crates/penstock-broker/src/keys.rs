@@ -31,7 +31,7 @@ pub(crate) struct StoredValue {
     /// Number that tells it from a later one in the same slot.
     pub(crate) number: u64,
     pub(crate) base: Position,
-    pub(crate) rests: SafeAfter,
+    pub(crate) safe_after: SafeAfter,
 }
 
 /// A [`Key`] without its scope.
@@ -103,7 +103,7 @@ impl StoredValue {
             run: run.map(StoredRun::new),
             number: 0,
             base: at.0,
-            rests: at.1,
+            safe_after: at.1,
         }
     }
 
@@ -296,12 +296,12 @@ impl Keys {
     }
 
     /// Notes that a notice names the group; true the first time. The group is kept from then on.
-    pub(crate) fn tell_eviction(&mut self, group: Name) -> bool {
+    pub(crate) fn must_report_eviction(&mut self, group: Name) -> bool {
         !std::mem::replace(&mut self.groups.entry(group).or_default().was_told, true)
     }
 
     /// Returns the groups that a notice named.
-    pub(crate) fn told(&self) -> impl Iterator<Item = Name> {
+    pub(crate) fn reported_groups(&self) -> impl Iterator<Item = Name> {
         let groups = self.groups.iter().filter(|(_, group)| group.was_told);
         groups.map(|(name, _)| *name)
     }

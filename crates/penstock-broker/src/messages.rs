@@ -54,9 +54,9 @@ pub(crate) struct MessageEntry {
     base: U48,
     enqueued_at: U48,
     flags: u16,
-    kind: SharedHeadId,
+    shared_head: SharedHeadId,
     /// Place of a cold message's body in the journal, or of a hot message among the hot ones.
-    place: u64,
+    packed: u64,
 }
 
 /// Numbers and positions count up from 1, and milliseconds from 1970: at a million a second, 48 bits
@@ -233,7 +233,7 @@ struct Hot {
     body_at: BodyAt,
     waits_for: WaitsFor,
     /// Records that a delivery rests on.
-    rests: SafeAfter,
+    safe_after: SafeAfter,
     /// The last transaction whose checks found this lease good: it may be settled once in each.
     checked_by: u64,
     /// The same message in another queue.
@@ -332,7 +332,7 @@ pub(crate) struct Removed {
 pub(crate) struct Messages {
     entries: Slab<MessageEntry>,
     hot: Slab<Hot>,
-    pub(crate) kinds: SharedHeads,
+    pub(crate) shared_heads: SharedHeads,
     dues: SlotTimes,
     expiries: SlotTimes,
     pub(crate) extras: SharedExtras,
@@ -372,7 +372,7 @@ fn resident_bytes(body: &Option<Bytes>) -> u64 {
 impl Messages {
     pub(crate) fn new(hashing: SeededState) -> Self {
         Self {
-            kinds: SharedHeads::new(hashing),
+            shared_heads: SharedHeads::new(hashing),
             extras: SharedExtras::new(hashing),
             by_id: SlotIndex::new(hashing),
             ended: SlotIndex::new(hashing),
@@ -386,8 +386,8 @@ impl Messages {
     }
 
     #[cfg(test)]
-    pub(crate) fn kinds_hashing(&self) -> SeededState {
-        self.kinds.hashing()
+    pub(crate) fn heads_hashing(&self) -> SeededState {
+        self.shared_heads.hashing()
     }
 
     /// Inserts a message that is ready, until another state is set. Without its body in memory it is cold.
@@ -403,7 +403,7 @@ impl Messages {
             head.number.max(base.0) <= U48::MAX,
             "more messages than 48 bits can count"
         );
-        let kind = self.kinds.take(&SharedHead {
+        let shared_head = self.shared_heads.add_message(&SharedHead {
             queue,
             task: head.task,
             priority: head.priority,
@@ -420,16 +420,16 @@ impl Messages {
             base: U48::new(base.0),
             enqueued_at: U48::new(head.enqueued_at.min(U48::MAX)),
             flags: 0,
-            kind,
-            place: body_at.0,
+            shared_head,
+            packed: body_at.0,
         });
         let entry = &mut self.entries[slot];
         entry.set(flag::REDELIVERED, head.redelivered);
         entry.set(flag::COPIES, head.has_copies);
-        if let Some((body, rests)) = body {
+        if let Some((body, safe_after)) = body {
             let hot = self.hot_mut(slot);
             hot.body = Some(body);
-            hot.rests = rests;
+            hot.safe_after = safe_after;
             self.resident_bytes += resident_bytes(&self.hot(slot).expect("it is hot").body);
         }
         self.set_expiry(slot, head.expires_at);
@@ -441,13 +441,13 @@ impl Messages {
     }
 
     /// Stops finding messages by their ids from now on: those that come are entered all at once, by
-    /// `enter_ids_put_off`, which takes a fraction of the time. Until then it is asked only for the
+    /// `enter_deferred_ids`, which takes a fraction of the time. Until then it is asked only for the
     /// copies of a message, and only when it has copies or has claimed a key; so these are entered at once.
-    pub(crate) fn put_off_ids(&mut self) {
+    pub(crate) fn defer_ids(&mut self) {
         self.puts_off_ids = true;
     }
 
-    pub(crate) fn enter_ids_put_off(&mut self) {
+    pub(crate) fn enter_deferred_ids(&mut self) {
         /// Sorted at a time.
         const BLOCK: usize = 1 << 20;
         self.puts_off_ids = false;
@@ -474,7 +474,7 @@ impl Messages {
         }
     }
 
-    fn enter_if_put_off(&mut self, slot: u32) {
+    fn enter_if_deferred(&mut self, slot: u32) {
         let entry = &mut self.entries[slot];
         if entry.is_unentered() {
             entry.set(flag::UNENTERED, false);
@@ -503,7 +503,7 @@ impl Messages {
         self.forget_extras(slot);
         let entry = &mut self.entries[slot];
         if entry.is_hot() {
-            let hot = self.hot.remove(entry.place as u32);
+            let hot = self.hot.remove(entry.packed as u32);
             self.resident_bytes -= resident_bytes(&hot.body);
         }
         entry.flags = flag::ENDED;
@@ -515,19 +515,19 @@ impl Messages {
         &mut self,
         id: MessageId,
         number: u64,
-        kind: &SharedHead,
+        shared_head: &SharedHead,
         base: Position,
         ended: UnrunEnd,
     ) -> u32 {
-        let kind = self.kinds.take(kind);
+        let shared_head = self.shared_heads.add_message(shared_head);
         let slot = self.entries.insert(MessageEntry {
             id,
             number: U48::new(number),
             base: U48::new(base.0),
             enqueued_at: U48::new(0),
             flags: flag::ENDED,
-            kind,
-            place: 0,
+            shared_head,
+            packed: 0,
         });
         self.set_ended(slot, ended);
         slot
@@ -536,7 +536,7 @@ impl Messages {
     fn set_ended(&mut self, slot: u32, ended: UnrunEnd) {
         let entry = &mut self.entries[slot];
         entry.enqueued_at = U48::new(ended.at.min(U48::MAX));
-        entry.place = (ended.reason.index() as u64) << 8 | ended.how as u64;
+        entry.packed = (ended.reason.index() as u64) << 8 | ended.how as u64;
         let Self { entries, ended, .. } = self;
         ended.insert(ended.hash(entries[slot].id), slot);
     }
@@ -545,8 +545,8 @@ impl Messages {
         let entry = &self.entries[slot];
         debug_assert!(entry.is_ended());
         UnrunEnd {
-            how: UnrunCause::ALL[(entry.place & 0xff) as usize],
-            reason: Name::at((entry.place >> 8) as usize),
+            how: UnrunCause::ALL[(entry.packed & 0xff) as usize],
+            reason: Name::at((entry.packed >> 8) as usize),
             at: entry.enqueued_at(),
         }
     }
@@ -564,7 +564,7 @@ impl Messages {
         self.ended
             .remove(self.ended.hash(id), |other| other == slot);
         let entry = self.entries.remove(slot);
-        self.kinds.give(entry.kind);
+        self.shared_heads.remove_message(entry.shared_head);
         journal_bytes
     }
 
@@ -578,9 +578,9 @@ impl Messages {
         if entry.has_extras() {
             self.extras.forget(slot);
         }
-        self.kinds.give(entry.kind);
+        self.shared_heads.remove_message(entry.shared_head);
         if entry.is_hot() {
-            let hot = self.hot.remove(entry.place as u32);
+            let hot = self.hot.remove(entry.packed as u32);
             self.resident_bytes -= resident_bytes(&hot.body);
         }
         Removed {
@@ -656,7 +656,7 @@ impl Messages {
     pub(crate) fn check_lease(&mut self, lease: &Lease, session: u32, check: u64) -> Option<u32> {
         let slot = self.find_lease(lease)?;
         // What is leased is hot.
-        let hot = &mut self.hot[self.entries[slot].place as u32];
+        let hot = &mut self.hot[self.entries[slot].packed as u32];
         match hot.waits_for {
             WaitsFor::Worker(held) if held.session == session && hot.checked_by != check => {
                 hot.checked_by = check;
@@ -703,32 +703,34 @@ impl Messages {
     // instructions.
 
     #[inline(always)]
-    pub(crate) fn kind(&self, slot: u32) -> &SharedHead {
-        &self.kinds[self.entries[slot].kind]
+    pub(crate) fn shared_head(&self, slot: u32) -> &SharedHead {
+        &self.shared_heads[self.entries[slot].shared_head]
     }
 
     /// Returns the flow of ready messages of its kind, once there has been one.
     #[inline]
     pub(crate) fn flow(&self, slot: u32) -> Option<u32> {
-        self.kinds.flow(self.entries[slot].kind)
+        self.shared_heads.flow(self.entries[slot].shared_head)
     }
 
     /// Counts it for the queue and the task of a message.
     #[inline]
     pub(crate) fn count(&mut self, slot: u32, what: Counter) {
-        self.kinds.count(self.entries[slot].kind, what);
+        self.shared_heads
+            .count(self.entries[slot].shared_head, what);
     }
 
     pub(crate) fn set_flow(&mut self, slot: u32, flow: u32) {
-        self.kinds.set_flow(self.entries[slot].kind, flow);
+        self.shared_heads
+            .set_flow(self.entries[slot].shared_head, flow);
     }
 
-    pub(crate) fn kind_of(&self, entry: &MessageEntry) -> &SharedHead {
-        &self.kinds[entry.kind]
+    pub(crate) fn shared_head_of(&self, entry: &MessageEntry) -> &SharedHead {
+        &self.shared_heads[entry.shared_head]
     }
 
     pub(crate) fn queue(&self, slot: u32) -> u32 {
-        self.kind(slot).queue
+        self.shared_head(slot).queue
     }
 
     pub(crate) fn state(&self, slot: u32) -> EntryState {
@@ -741,7 +743,7 @@ impl Messages {
                 let due = self.dues.get(slot);
                 EntryState::Delayed(due.expect("a delayed message has a time"))
             }
-            _ => match self.hot[entry.place as u32].waits_for {
+            _ => match self.hot[entry.packed as u32].waits_for {
                 WaitsFor::Join(join) => EntryState::Held(join),
                 WaitsFor::Worker(lease) => EntryState::Leased(lease),
                 WaitsFor::Nothing => unreachable!("it waits for a join or a worker"),
@@ -761,7 +763,7 @@ impl Messages {
         if !entry.is_leased() {
             return None;
         }
-        match &mut self.hot[entry.place as u32].waits_for {
+        match &mut self.hot[entry.packed as u32].waits_for {
             WaitsFor::Worker(lease) => Some(lease),
             _ => None,
         }
@@ -786,9 +788,9 @@ impl Messages {
 
     /// Returns the records that a delivery of it rests on. A cold message is in its base alone.
     #[inline(always)]
-    pub(crate) fn rests(&self, slot: u32) -> SafeAfter {
+    pub(crate) fn safe_after(&self, slot: u32) -> SafeAfter {
         match self.hot(slot) {
-            Some(hot) => hot.rests,
+            Some(hot) => hot.safe_after,
             None => SafeAfter {
                 disk: self.entries[slot].base(),
                 ..SafeAfter::default()
@@ -879,7 +881,7 @@ impl Messages {
     pub(crate) fn body_at(&self, slot: u32) -> BodyAt {
         match self.hot(slot) {
             Some(hot) => hot.body_at,
-            None => BodyAt(self.entries[slot].place),
+            None => BodyAt(self.entries[slot].packed),
         }
     }
 
@@ -895,10 +897,10 @@ impl Messages {
         let entry = &self.entries[slot];
         let (body_at, extra) = match entry.is_hot() {
             true => {
-                let hot = &self.hot[entry.place as u32];
+                let hot = &self.hot[entry.packed as u32];
                 (hot.body_at, hot.extra.as_ref())
             }
-            false => (BodyAt(entry.place), None),
+            false => (BodyAt(entry.packed), None),
         };
         let extra = extra.map_or(0, |extra| extra.journal_bytes());
         let extra = match self.extras(slot) {
@@ -966,8 +968,8 @@ impl Messages {
         let entry = &mut self.entries[slot];
         entry.base = U48::new(base.0);
         match entry.is_hot() {
-            true => self.hot[entry.place as u32].body_at = body_at,
-            false => entry.place = body_at.0,
+            true => self.hot[entry.packed as u32].body_at = body_at,
+            false => entry.packed = body_at.0,
         }
     }
 
@@ -979,12 +981,12 @@ impl Messages {
         entry.base = U48::new(base.0);
     }
 
-    pub(crate) fn set_kind(&mut self, slot: u32, change: impl FnOnce(&mut SharedHead)) {
-        let mut kind = *self.kind(slot);
-        change(&mut kind);
-        let new = self.kinds.take(&kind);
-        let old = std::mem::replace(&mut self.entries[slot].kind, new);
-        self.kinds.give(old);
+    pub(crate) fn set_shared_head(&mut self, slot: u32, change: impl FnOnce(&mut SharedHead)) {
+        let mut shared_head = *self.shared_head(slot);
+        change(&mut shared_head);
+        let new = self.shared_heads.add_message(&shared_head);
+        let old = std::mem::replace(&mut self.entries[slot].shared_head, new);
+        self.shared_heads.remove_message(old);
     }
 
     pub(crate) fn set_redelivered(&mut self, slot: u32, redelivered: bool) {
@@ -993,7 +995,7 @@ impl Messages {
 
     pub(crate) fn set_has_copies(&mut self, slot: u32) {
         self.entries[slot].set(flag::COPIES, true);
-        self.enter_if_put_off(slot);
+        self.enter_if_deferred(slot);
     }
 
     pub(crate) fn set_recovered(&mut self, slot: u32, recovered: bool) {
@@ -1005,10 +1007,14 @@ impl Messages {
     /// where the end of a member was lost with the grant; but that run was given values of members that have not ended, so its
     /// grant never holds again.
     pub(crate) fn may_have_run(&mut self) {
-        let Self { entries, kinds, .. } = self;
+        let Self {
+            entries,
+            shared_heads,
+            ..
+        } = self;
         for entry in entries.iter_mut() {
             let may_run = !entry.is_leased() && !entry.is_failed() && !entry.is_ended();
-            if kinds[entry.kind].max_deliveries > 1 && may_run {
+            if shared_heads[entry.shared_head].max_deliveries > 1 && may_run {
                 // A lease does not say which of several copies it was of, and the others may be gone.
                 entry.set(flag::RECOVERED, !entry.has_copies() && !entry.is_held());
                 entry.set(flag::REDELIVERED, !planted!("forget-unseen-run"));
@@ -1016,8 +1022,8 @@ impl Messages {
         }
     }
 
-    pub(crate) fn set_rests(&mut self, slot: u32, rests: SafeAfter) {
-        self.hot_mut(slot).rests = rests;
+    pub(crate) fn set_rests(&mut self, slot: u32, safe_after: SafeAfter) {
+        self.hot_mut(slot).safe_after = safe_after;
     }
 
     pub(crate) fn set_checked_by(&mut self, slot: u32, check: u64) {
@@ -1027,7 +1033,7 @@ impl Messages {
     pub(crate) fn set_claim(&mut self, slot: u32, key: Key) {
         let extra = self.extra_mut(slot);
         (extra.claim, extra.until_start) = (Some(key), None);
-        self.enter_if_put_off(slot);
+        self.enter_if_deferred(slot);
     }
 
     pub(crate) fn set_until_start(&mut self, slot: u32, until: UntilStart) {
@@ -1127,27 +1133,27 @@ impl Messages {
             && hot.extra.is_none();
         if is_plain {
             let entry = &mut self.entries[slot];
-            let hot = self.hot.remove(entry.place as u32);
+            let hot = self.hot.remove(entry.packed as u32);
             entry.set(flag::HOT, false);
-            entry.place = hot.body_at.0;
+            entry.packed = hot.body_at.0;
         }
     }
 
     #[inline(always)]
     fn hot(&self, slot: u32) -> Option<&Hot> {
         let entry = &self.entries[slot];
-        entry.is_hot().then(|| &self.hot[entry.place as u32])
+        entry.is_hot().then(|| &self.hot[entry.packed as u32])
     }
 
     fn hot_mut(&mut self, slot: u32) -> &mut Hot {
         let entry = &mut self.entries[slot];
         if !entry.is_hot() {
-            let place = self.hot.insert(Hot {
+            let packed = self.hot.insert(Hot {
                 body: None,
                 was_read_back: false,
-                body_at: BodyAt(entry.place),
+                body_at: BodyAt(entry.packed),
                 waits_for: WaitsFor::Nothing,
-                rests: SafeAfter {
+                safe_after: SafeAfter {
                     disk: entry.base(),
                     ..SafeAfter::default()
                 },
@@ -1156,9 +1162,9 @@ impl Messages {
                 extra: None,
             });
             entry.set(flag::HOT, true);
-            entry.place = u64::from(place);
+            entry.packed = u64::from(packed);
         }
-        &mut self.hot[entry.place as u32]
+        &mut self.hot[entry.packed as u32]
     }
 
     /// Returns the rare fields. The end of a message looks at several of them; the flag saves looking up its hot entry.
@@ -1177,7 +1183,7 @@ impl Messages {
 
     /// Panics unless the counts here are right.
     pub(crate) fn assert_counts(&self) {
-        let mut kinds = penstock_message::SeededMap::default();
+        let mut shared_heads = penstock_message::SeededMap::default();
         let (mut resident_bytes, mut hot, mut dues, mut expiries) = (0, 0, 0, 0);
         let mut with_extras = 0;
         for (slot, entry) in self.entries.iter() {
@@ -1185,7 +1191,7 @@ impl Messages {
                 let found = self.find_ended(&entry.id);
                 assert_eq!(found, Some(slot), "the value of {:?}", entry.id);
             }
-            *kinds.entry(*self.kind_of(entry)).or_default() += 1;
+            *shared_heads.entry(*self.shared_head_of(entry)).or_default() += 1;
             with_extras += usize::from(entry.has_extras());
             dues += usize::from(entry.is_delayed());
             expiries += usize::from(entry.expires());
@@ -1204,7 +1210,7 @@ impl Messages {
                 }
             }
         }
-        self.kinds.assert_counts(&kinds);
+        self.shared_heads.assert_counts(&shared_heads);
         self.extras.assert_counts(with_extras);
         assert_eq!(self.hot.len(), hot, "hot messages");
         assert_eq!(self.resident_bytes, resident_bytes, "bodies in memory");

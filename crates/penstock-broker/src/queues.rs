@@ -102,11 +102,11 @@ impl Queues {
     }
 
     /// Adds counts of messages of this kind.
-    pub(crate) fn add_counts(&mut self, kind: &SharedHead, counts: &TallyCounts) {
-        let task = self.tasks.find(kind.task);
+    pub(crate) fn add_counts(&mut self, shared_head: &SharedHead, counts: &TallyCounts) {
+        let task = self.tasks.find(shared_head.task);
         let task = task.expect("the task of a message is known");
         self.tasks.all[task].tally.add(counts, self.now);
-        self.all[kind.queue].tally.add(counts, self.now);
+        self.all[shared_head.queue].tally.add(counts, self.now);
     }
 
     /// Counts a message that has come to the queue from another.
@@ -168,11 +168,11 @@ impl Queues {
     // --- flows
 
     /// Returns the flow of messages of this kind, which has one user more.
-    pub(crate) fn take_flow(&mut self, kind: &SharedHead) -> u32 {
+    pub(crate) fn acquire_flow(&mut self, shared_head: &SharedHead) -> u32 {
         let key = FlowKey {
-            queue: kind.queue,
-            priority: kind.priority,
-            task: kind.task,
+            queue: shared_head.queue,
+            priority: shared_head.priority,
+            task: shared_head.task,
         };
         let slot = match self.by_key.get(&key) {
             Some(slot) => *slot,
@@ -197,7 +197,7 @@ impl Queues {
     /// Removes a kind of messages from the users of the flow; the flow goes with the last of them. Its charge beyond
     /// the present is forgotten with it: that is the cost of its last runs, and kinds are kept for a while when
     /// they are not in use.
-    pub(crate) fn give_flow(&mut self, slot: u32) {
+    pub(crate) fn release_flow(&mut self, slot: u32) {
         self.flows[slot].users -= 1;
         if self.flows[slot].users > 0 {
             return;
@@ -236,16 +236,16 @@ impl Queues {
 
     /// Returns whether it is the first of a flow that none of the consumers can run.
     pub(crate) fn push_ready(&mut self, messages: &Messages, slot: u32, flow: u32) -> bool {
-        let kind = messages.kind(slot);
-        let queue = &mut self.all[kind.queue];
+        let shared_head = messages.shared_head(slot);
+        let queue = &mut self.all[shared_head.queue];
         queue.ready += 1;
         queue.ready_bytes += messages.body_bytes(slot);
-        let level = queue.level_mut(kind.priority);
+        let level = queue.level_mut(shared_head.priority);
         let is_unknown = level.push(flow, &mut self.flows[flow], messages.handle(slot));
         if !level.active.is_empty() {
-            queue.ready_levels |= 1 << kind.priority;
+            queue.ready_levels |= 1 << shared_head.priority;
         }
-        self.activate(kind.queue);
+        self.activate(shared_head.queue);
         is_unknown
     }
 
@@ -471,11 +471,11 @@ impl Queues {
     }
 
     /// Has a ready message that a running job waits for go before others of its level.
-    pub(crate) fn bring_forward(&mut self, messages: &Messages, slot: u32, depth: u32) {
-        let kind = messages.kind(slot);
+    pub(crate) fn prioritize(&mut self, messages: &Messages, slot: u32, depth: u32) {
+        let shared_head = messages.shared_head(slot);
         let flow = messages.flow(slot).expect("a ready message has a flow");
-        let level = self.all[kind.queue].level_mut(kind.priority);
-        level.bring_forward(flow, &mut self.flows[flow], messages.handle(slot), depth);
+        let level = self.all[shared_head.queue].level_mut(shared_head.priority);
+        level.prioritize(flow, &mut self.flows[flow], messages.handle(slot), depth);
     }
 
     /// Notes that a job of this flow waits for others.
@@ -516,13 +516,13 @@ impl Queues {
 
     /// Removes a ready message in another way than by handing it out.
     pub(crate) fn remove_ready(&mut self, messages: &Messages, slot: u32) {
-        let kind = messages.kind(slot);
-        let queue = &mut self.all[kind.queue];
-        let level = queue.level_mut(kind.priority);
+        let shared_head = messages.shared_head(slot);
+        let queue = &mut self.all[shared_head.queue];
+        let level = queue.level_mut(shared_head.priority);
         let flow = messages.flow(slot).expect("a ready message has a flow");
         level.forget_one(flow, &mut self.flows[flow], messages, slot);
         if level.active.is_empty() {
-            queue.ready_levels &= !(1 << kind.priority);
+            queue.ready_levels &= !(1 << shared_head.priority);
             queue.review_readiness(self.now_ms);
         }
         queue.ready -= 1;
@@ -553,7 +553,7 @@ impl Queues {
     ) {
         let cost_us = cost_us.map_or(0, |cost| {
             let cost = cost.clamp(1, u64::from(u32::MAX)) as u32;
-            if let Some(task) = self.tasks.find(messages.kind(slot).task) {
+            if let Some(task) = self.tasks.find(messages.shared_head(slot).task) {
                 self.tasks.all[task].cost.add(cost);
             }
             cost
@@ -572,8 +572,8 @@ impl Queues {
         let flow = messages
             .flow(slot)
             .expect("a run that is charged has a flow");
-        let kind = messages.kind(slot);
-        let level = self.all[kind.queue].level_mut(kind.priority);
+        let shared_head = messages.shared_head(slot);
+        let level = self.all[shared_head.queue].level_mut(shared_head.priority);
         let back_us = self.flows[flow].running.end(charge, self.now_ms);
         let by_us = i64::from(cost_us) - i64::from(charge.estimate_us.get());
         let by_us = by_us.saturating_sub_unsigned(back_us);

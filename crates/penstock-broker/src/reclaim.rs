@@ -44,7 +44,7 @@ impl Broker {
             };
             let entity = Entity::Message { slot };
             if !self.state.is_current(base, &entity) {
-                self.state.ledger.popped_stale();
+                self.state.live_bases.popped_stale();
             } else if self.state.messages[slot].is_ended() {
                 // It has ended while its body was being read.
                 self.carry_value(slot);
@@ -54,9 +54,9 @@ impl Broker {
             }
         }
         let mut read_bytes: usize = 0;
-        while let Some((base, entity)) = self.state.ledger.pop_before(before) {
+        while let Some((base, entity)) = self.state.live_bases.pop_before(before) {
             if !self.state.is_current(base, &entity) {
-                self.state.ledger.popped_stale();
+                self.state.live_bases.popped_stale();
                 continue;
             }
             match entity {
@@ -139,7 +139,7 @@ impl Broker {
                 self.record(&RecordEvent::Limited { queue, limits });
             }
         }
-        self.state.ledger.add(position, entity);
+        self.state.live_bases.add(position, entity);
     }
 
     /// Writes the value of a message that the broker has ended with others that are alike.
@@ -147,7 +147,9 @@ impl Broker {
         let position = self.state.position;
         let messages = &mut self.state.messages;
         messages.set_base_of_ended(slot, position);
-        self.state.ledger.add(position, Entity::Message { slot });
+        self.state
+            .live_bases
+            .add(position, Entity::Message { slot });
         if !planted!("carry-no-value") {
             self.reading.ends.push(slot);
         }
@@ -159,10 +161,10 @@ impl Broker {
         let is_alike = |one: &u32, other: &u32| {
             let (ended, next) = (messages.ended(*one), messages.ended(*other));
             (ended.how, ended.reason) == (next.how, next.reason)
-                && messages.kind(*one) == messages.kind(*other)
+                && messages.shared_head(*one) == messages.shared_head(*other)
         };
         for slots in slots.chunk_by(is_alike) {
-            let (kind, ended) = (messages.kind(slots[0]), messages.ended(slots[0]));
+            let (shared_head, ended) = (messages.shared_head(slots[0]), messages.ended(slots[0]));
             let ends = slots.iter().map(|slot| KeptEnd {
                 number: messages[*slot].number(),
                 id: messages[*slot].id,
@@ -171,11 +173,11 @@ impl Broker {
             let ends = KeptEnds {
                 how: ended.how,
                 reason: ended.reason,
-                queue: self.state.queues[kind.queue].name,
-                task: kind.task,
-                attempt: kind.attempt,
-                generation: kind.generation,
-                result_ttl_ms: kind.result_ttl_ms.unwrap_or(0),
+                queue: self.state.queues[shared_head.queue].name,
+                task: shared_head.task,
+                attempt: shared_head.attempt,
+                generation: shared_head.generation,
+                result_ttl_ms: shared_head.result_ttl_ms.unwrap_or(0),
                 ends: ends.collect(),
             };
             let event = RecordEvent::KeptEnds { ends };
@@ -207,8 +209,8 @@ impl Broker {
         self.state.live_bytes -= self.state.messages.journal_bytes(slot);
         self.state.count_held(slot, Adjust::Subtract);
         let mut head = self.state.head(slot);
-        if planted!("carry-no-delay") && matches!(head.place, RecordedState::Delayed(_)) {
-            head.place = RecordedState::Ready;
+        if planted!("carry-no-delay") && matches!(head.state, RecordedState::Delayed(_)) {
+            head.state = RecordedState::Ready;
         }
         let extras = self.state.messages.whole_extras(slot);
         let event = RecordEvent::Message {
@@ -258,7 +260,9 @@ impl Broker {
         self.state.live_bytes += self.state.messages.journal_bytes(slot);
         self.state.count_held(slot, Adjust::Add);
         self.state.recount_failed(slot);
-        self.state.ledger.add(position, Entity::Message { slot });
+        self.state
+            .live_bases
+            .add(position, Entity::Message { slot });
     }
 
     fn carry_session(&mut self, index: u32) {
@@ -318,7 +322,7 @@ impl Broker {
             }
         }
         self.state
-            .ledger
+            .live_bases
             .add(position, Entity::Session { index, number });
     }
 
@@ -360,7 +364,7 @@ impl Broker {
             writer.push(names, &RecordEvent::JoinReopened { join: id });
         }
         self.state
-            .ledger
+            .live_bases
             .add(position, Entity::Join { slot, number });
     }
 }

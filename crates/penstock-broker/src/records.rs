@@ -466,7 +466,7 @@ pub(crate) struct MessageHead {
     pub(crate) enqueued_at: WallMs,
     pub(crate) expires_at: Option<ClockTime>,
     pub(crate) result_ttl_ms: Option<u64>,
-    pub(crate) place: RecordedState,
+    pub(crate) state: RecordedState,
 }
 
 /// End of a message that was not run to its end.
@@ -622,8 +622,8 @@ pub(crate) struct Renumbered {
 
 impl Renumbered {
     pub(crate) fn of(self, number: u64) -> Option<u64> {
-        let place = number.checked_sub(self.first)?;
-        (place < self.count).then(|| self.to.saturating_add(place))
+        let offset = number.checked_sub(self.first)?;
+        (offset < self.count).then(|| self.to.saturating_add(offset))
     }
 }
 
@@ -724,7 +724,7 @@ mod has {
     pub(super) const HISTORY: u8 = 4;
     pub(super) const REDELIVERED: u8 = 8;
     /// Two bits: the place.
-    pub(super) const PLACE_SHIFT: u8 = 4;
+    pub(super) const STATE_SHIFT: u8 = 4;
     pub(super) const READY: u8 = 0;
     pub(super) const DELAYED: u8 = 1;
     pub(super) const HELD: u8 = 2;

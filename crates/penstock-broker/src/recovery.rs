@@ -6,7 +6,7 @@ use bytes::Bytes;
 use penstock_message::{Failure, JoinId, SeededState, Value};
 
 use crate::clock::{ClockTime, Clocks, KnownClocks};
-use crate::connections::cut;
+use crate::connections::truncate;
 use crate::endings::CRASHED;
 use crate::joins::Arrival;
 use crate::messages::{Asked, BodyAt, EntryState, Handle, UnrunEnd, UntilStart};
@@ -70,7 +70,7 @@ impl Recovery {
         let mut state = BrokerState::new(SeededState::new(options.hash_seed));
         state.resident_limit = options.resident_bodies_bytes.map(|_| 0);
         state.failed_kept_ms = options.failed_kept_ms;
-        state.messages.put_off_ids();
+        state.messages.defer_ids();
         Self {
             options,
             state,
@@ -159,7 +159,7 @@ impl Recovery {
         let asked = self.asked_and_not_leased();
         // What it takes is free for what is built next.
         drop(std::mem::take(&mut self.slots));
-        self.state.messages.enter_ids_put_off();
+        self.state.messages.enter_deferred_ids();
         let clocks = Clocks::resume(now, &self.clocks);
         self.state.release_orphans();
         if epoch > self.epoch {
@@ -308,7 +308,7 @@ impl Recovery {
                     }
                     state.forget(slot);
                 }
-                let kept = state.keeps_body(head.queue, head.place);
+                let kept = state.keeps_body(head.queue, head.state);
                 let body = kept.then(|| Bytes::copy_from_slice(body));
                 let extras = extras.map(|extras| Box::new(extras.into_owned()));
                 let slot = state.insert_message(&head, extras, failure.as_ref(), body_at, body);
@@ -412,7 +412,7 @@ impl Recovery {
                     let Some(slot) = self.slots.take(*number) else {
                         continue;
                     };
-                    let keeps_value = state.messages.kind(slot).result_ttl_ms.is_some();
+                    let keeps_value = state.messages.shared_head(slot).result_ttl_ms.is_some();
                     state.end(slot, Ending::Unrun { ended, kept });
                     match (keeps_value, kept) {
                         (true, true) => self.slots.put(*number, slot),
@@ -676,14 +676,15 @@ impl BrokerState {
             .is_some_and(|at| at.saturating_sub(FIRST_FORMAT_FAILED_MS) >= entry.enqueued_at());
         (entry.is_ready() || entry.is_leased())
             && (!self.messages.notes(slot).is_empty()
-                || self.messages.kind(slot).crashes > 0
+                || self.messages.shared_head(slot).crashes > 0
                 || is_kept_so_long)
     }
 
     fn fail_as_before(&mut self, slot: u32) {
         let number = self.messages[slot].number();
-        let kind = self.messages.kind(slot);
-        let has_crashed = kind.crashes > 0 && kind.crashes >= kind.max_deliveries;
+        let shared_head = self.messages.shared_head(slot);
+        let has_crashed =
+            shared_head.crashes > 0 && shared_head.crashes >= shared_head.max_deliveries;
         let expires = self.messages.expires_at(slot).map(|when| when.at);
         let enqueued_at = self.messages[slot].enqueued_at();
         let at = expires.map_or(enqueued_at, |at| at.saturating_sub(FIRST_FORMAT_FAILED_MS));
@@ -703,7 +704,7 @@ impl BrokerState {
             crashed: false,
             is_displaced: true,
             class: self.names.intern(class),
-            message: cut(&text, Failure::TEXT_CAP_BYTES),
+            message: truncate(&text, Failure::TEXT_CAP_BYTES),
             fingerprint: self.fingerprint(slot, class),
             preview: &[],
             note: None,

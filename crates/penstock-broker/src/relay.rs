@@ -156,7 +156,7 @@ impl Broker {
             worker.asks.retain(|ask| relay.asks.contains_key(ask));
             worker.asks.push_back(number);
         }
-        self.stand_in_line(to);
+        self.enqueue_output(to);
     }
 
     /// Returns the worker that a question may go to now.

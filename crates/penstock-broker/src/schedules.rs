@@ -227,7 +227,8 @@ impl BrokerState {
         schedules.numbers.insert(number, name.clone());
         schedules.all.insert(name.clone(), schedule);
         schedules.pending.insert(number);
-        self.ledger.add(self.position, Entity::Schedule { number });
+        self.live_bases
+            .add(self.position, Entity::Schedule { number });
         self.change_schedule(name, progress);
     }
 
@@ -255,7 +256,7 @@ impl BrokerState {
         schedules.numbers.remove(&schedule.number);
         schedules.pending.remove(&schedule.number);
         self.live_bytes -= schedule.journal_bytes();
-        self.ledger.abandon();
+        self.live_bases.abandon();
         if schedule.timer.is_some() {
             self.timers.abandon(WhichClock::Wall);
         }
@@ -331,7 +332,7 @@ impl Broker {
     }
 
     /// Returns a number that is another one once a schedule has made a job, or a delayed one has become ready.
-    pub fn given_by_clock(&self) -> u64 {
+    pub fn clock_progress(&self) -> u64 {
         let all = self.state.schedules.all.values();
         let made: u64 = all.map(|schedule| schedule.progress.tally.fired).sum();
         made.wrapping_sub(self.state.queues.delayed())
@@ -351,7 +352,7 @@ impl Broker {
             };
             // Before the next job takes the place of the last.
             self.watch_run(&name);
-            match self.look_at_schedule(&name) {
+            match self.review_schedule(&name) {
                 Looked::Decided => {
                     self.added += EVENTS;
                     self.state.schedules.pending.insert(number);
@@ -406,7 +407,7 @@ impl Broker {
         Some(self.clocks.steady().saturating_sub(for_ms))
     }
 
-    fn look_at_schedule(&mut self, name: &ScheduleName) -> Looked {
+    fn review_schedule(&mut self, name: &ScheduleName) -> Looked {
         let now = self.clocks.wall();
         let is_admitted = self.check_admission().is_ok();
         let Some(schedule) = self.state.schedules.all.get_mut(name) else {
@@ -475,7 +476,7 @@ impl Broker {
                 CatchUp::Once | CatchUp::All => late_ms <= window_ms,
             };
         if is_kept {
-            self.come_to_schedule(name, progress, next);
+            self.reach_schedule(name, progress, next);
         } else {
             progress.tally.missed += 1;
             progress.skipped = Some((next, Skipped::Missed));
@@ -485,7 +486,7 @@ impl Broker {
     }
 
     /// Makes the job of a time that is kept, unless an earlier job is in its way. Returns the job.
-    fn come_to_schedule(
+    fn reach_schedule(
         &mut self,
         name: &ScheduleName,
         mut progress: ScheduleProgress,
@@ -746,7 +747,7 @@ impl Broker {
         let is_busy = earlier.is_some_and(|job| self.state.is_unfinished(&job));
         let now = self.clocks.wall();
         if is_busy && overlap != Overlap::Allow {
-            return self.come_to_schedule(name, progress, now);
+            return self.reach_schedule(name, progress, now);
         }
         // The job of a time that is now must be another one.
         let job = job_of(seed(name) ^ mix(self.state.numbers + 1), now);

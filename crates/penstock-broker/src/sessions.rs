@@ -51,7 +51,7 @@ pub(crate) struct ClientSession {
     early: Vec<u64>,
     /// Slots of the messages it holds leases of, in no particular order.
     pub(crate) leases: Vec<u32>,
-    pub(crate) staged: Option<PendingParts>,
+    pub(crate) pending_parts: Option<PendingParts>,
     /// The epoch of the broker that heard its hello last, and judged its leases then.
     pub(crate) judged_in: u32,
     pub(crate) base: Position,
@@ -61,7 +61,7 @@ pub(crate) struct ClientSession {
 struct UnconfirmedTx {
     first: u64,
     last: u64,
-    rests: SafeAfter,
+    safe_after: SafeAfter,
     was_told: bool,
 }
 
@@ -85,18 +85,18 @@ pub(crate) struct Confirmation {
 
 impl ClientSession {
     /// Notes that numbers from `first` to `last` were decided.
-    pub(crate) fn decided(&mut self, first: u64, last: u64, rests: SafeAfter) {
+    pub(crate) fn decided(&mut self, first: u64, last: u64, safe_after: SafeAfter) {
         debug_assert!(first > self.applied && first <= last);
         self.applied = last;
         if let Some(before) = self.unconfirmed.back()
-            && before.rests != rests
+            && before.safe_after != safe_after
         {
             self.out_of_turn += 1;
         }
         self.unconfirmed.push_back(UnconfirmedTx {
             first,
             last,
-            rests,
+            safe_after,
             was_told: false,
         });
     }
@@ -114,8 +114,8 @@ impl ClientSession {
         if planted!("forget-refusal") {
             return;
         }
-        if let Err(place) = self.receipts.binary_search_by_key(&seq, |(seq, _)| *seq) {
-            self.receipts.insert(place, (seq, receipt));
+        if let Err(at) = self.receipts.binary_search_by_key(&seq, |(seq, _)| *seq) {
+            self.receipts.insert(at, (seq, receipt));
         }
     }
 
@@ -157,7 +157,7 @@ impl ClientSession {
     /// Confirms decisions that have become safe; true when there is something new to tell.
     pub(crate) fn confirm(&mut self, effects: &HeldEffects) -> bool {
         while let Some(first) = self.unconfirmed.front()
-            && effects.is_safe(first.rests)
+            && effects.is_safe(first.safe_after)
         {
             self.confirmed = first.last;
             self.unconfirmed.pop_front();
@@ -167,7 +167,7 @@ impl ClientSession {
         }
         if self.out_of_turn > 0 {
             for waiting in self.unconfirmed.iter_mut().skip(1) {
-                if !waiting.was_told && effects.is_safe(waiting.rests) {
+                if !waiting.was_told && effects.is_safe(waiting.safe_after) {
                     waiting.was_told = true;
                     self.early.extend(waiting.first..=waiting.last);
                 }
@@ -276,7 +276,7 @@ impl Sessions {
             out_of_turn: 0,
             early: Vec::new(),
             leases: Vec::new(),
-            staged: None,
+            pending_parts: None,
             judged_in: 0,
             base: Position(0),
         });

@@ -51,7 +51,7 @@ pub(crate) struct BrokerState {
     pub(crate) progress: JobsProgress,
     pub(crate) sessions: Sessions,
     pub(crate) timers: Timers,
-    pub(crate) ledger: LiveBases,
+    pub(crate) live_bases: LiveBases,
     /// Highest number that a message was given, and the highest grant.
     pub(crate) numbers: u64,
     pub(crate) grants: u64,
@@ -75,7 +75,7 @@ pub(crate) struct BrokerState {
     pub(crate) live_bytes: u64,
     /// Position of the record that is being written or replayed, and the records that its effects rest on.
     pub(crate) position: Position,
-    pub(crate) rests: SafeAfter,
+    pub(crate) safe_after: SafeAfter,
     /// Keys that are watched and may have changed since their watchers were told.
     pub(crate) touched: Vec<Key>,
     /// Whether there may be something to hand out that there was not before.
@@ -125,7 +125,7 @@ impl BrokerState {
             progress: JobsProgress::new(hashing),
             sessions: Sessions::new(hashing),
             timers: Timers::default(),
-            ledger: LiveBases::default(),
+            live_bases: LiveBases::default(),
             numbers: 0,
             grants: 0,
             ends: EndedValues::default(),
@@ -139,7 +139,7 @@ impl BrokerState {
             blocked: Amount::default(),
             live_bytes: 0,
             position: Position(0),
-            rests: SafeAfter::default(),
+            safe_after: SafeAfter::default(),
             touched: Vec::new(),
             has_new_work: false,
             newly_unserved: Vec::new(),
@@ -166,7 +166,7 @@ impl BrokerState {
         self.numbers = self.numbers.max(head.number);
         self.queues.know_task(head.task, &mut self.names);
         let queue = self.queues.find_or_create(head.queue, &mut self.names);
-        let body = body.map(|body| (body, self.rests));
+        let body = body.map(|body| (body, self.safe_after));
         let slot = self
             .messages
             .insert(head, queue, self.position, body_at, body);
@@ -188,8 +188,8 @@ impl BrokerState {
             number: head.number,
             slot,
         };
-        self.ledger.add(self.position, Entity::Message { slot });
-        match head.place {
+        self.live_bases.add(self.position, Entity::Message { slot });
+        match head.state {
             _ if failure.is_some() => self.keep_failed(slot),
             RecordedState::Ready => self.make_ready(slot),
             RecordedState::Delayed(when) => self.delay(slot, when),
@@ -205,7 +205,7 @@ impl BrokerState {
         }
         self.set_expiry(slot);
         self.touch_result(head.id);
-        if self.rests.disk != self.position && self.durable < self.position {
+        if self.safe_after.disk != self.position && self.durable < self.position {
             // It could not do without its body from the beginning, as one that is synced at once can.
             self.cool_when_safe(slot);
         }
@@ -214,11 +214,11 @@ impl BrokerState {
 
     /// Whether the body of a message that comes now is kept in memory. One that is not is read back when
     /// the message is handed out, so it must be on disk before that.
-    pub(crate) fn keeps_body(&self, queue: Name, place: RecordedState) -> bool {
+    pub(crate) fn keeps_body(&self, queue: Name, state: RecordedState) -> bool {
         self.has_room(
             self.queues.find(queue),
-            matches!(place, RecordedState::Delayed(_)),
-        ) || (self.rests.disk != self.position && self.durable < self.position)
+            matches!(state, RecordedState::Delayed(_)),
+        ) || (self.safe_after.disk != self.position && self.durable < self.position)
     }
 
     /// Whether one more body may be in memory. Messages that came first are handed out first, so bodies
@@ -242,8 +242,11 @@ impl BrokerState {
     /// Gives up memory of a waiting message as soon as it can be read back.
     pub(crate) fn cool_when_safe(&mut self, slot: u32) {
         if self.resident_limit.is_some() && self.messages[slot].is_hot() {
-            let rests = self.messages.rests(slot);
-            let safe = rests.disk.max(rests.os).max(self.messages[slot].base());
+            let safe_after = self.messages.safe_after(slot);
+            let safe = safe_after
+                .disk
+                .max(safe_after.os)
+                .max(self.messages[slot].base());
             self.to_cool.push_back((safe, self.messages.handle(slot)));
         }
     }
@@ -257,8 +260,8 @@ impl BrokerState {
             let Some(entry) = self.messages.get(handle) else {
                 continue;
             };
-            let rests = self.messages.rests(handle.slot);
-            let is_safe = rests.disk.max(rests.os).max(entry.base()) <= self.durable;
+            let safe_after = self.messages.safe_after(handle.slot);
+            let is_safe = safe_after.disk.max(safe_after.os).max(entry.base()) <= self.durable;
             if entry.is_leased() || !is_safe {
                 continue;
             }
@@ -278,7 +281,7 @@ impl BrokerState {
         let entry = &self.messages[source];
         assert_eq!(entry.base(), self.position, "a copy of an older message");
         self.messages.set_has_copies(source);
-        let place = match self.messages.state(source) {
+        let state = match self.messages.state(source) {
             EntryState::Delayed(when) => RecordedState::Delayed(when),
             _ => RecordedState::Ready,
         };
@@ -288,7 +291,7 @@ impl BrokerState {
         let head = MessageHead {
             number,
             queue,
-            place,
+            state,
             ..self.head(source)
         };
         self.insert_message(&head, extras, None, body_at, body)
@@ -297,24 +300,24 @@ impl BrokerState {
     /// Returns the state of the message as the journal would have it now.
     pub(crate) fn head(&self, slot: u32) -> MessageHead {
         let entry = &self.messages[slot];
-        let kind = self.messages.kind(slot);
+        let shared_head = self.messages.shared_head(slot);
         MessageHead {
             number: entry.number(),
             id: entry.id,
-            queue: self.queues[kind.queue].name,
-            task: kind.task,
-            priority: kind.priority,
-            max_deliveries: kind.max_deliveries,
-            crashes: kind.crashes,
+            queue: self.queues[shared_head.queue].name,
+            task: shared_head.task,
+            priority: shared_head.priority,
+            max_deliveries: shared_head.max_deliveries,
+            crashes: shared_head.crashes,
             redelivered: entry.redelivered(),
             has_copies: entry.has_copies(),
-            attempt: kind.attempt,
-            generation: kind.generation,
-            attempts_before: kind.attempts_before,
+            attempt: shared_head.attempt,
+            generation: shared_head.generation,
+            attempts_before: shared_head.attempts_before,
             enqueued_at: entry.enqueued_at(),
             expires_at: self.messages.expires_at(slot),
-            result_ttl_ms: kind.result_ttl_ms,
-            place: match self.messages.state(slot) {
+            result_ttl_ms: shared_head.result_ttl_ms,
+            state: match self.messages.state(slot) {
                 // A failed job has its failure beside this.
                 EntryState::Ready | EntryState::Failed | EntryState::Ended => RecordedState::Ready,
                 EntryState::Delayed(when) => RecordedState::Delayed(when),
@@ -437,10 +440,10 @@ impl BrokerState {
 
     /// Puts the message back in its place after its lease ended.
     pub(crate) fn return_message(&mut self, slot: u32, redelivered: bool) {
-        self.come_back(slot, redelivered, 0);
+        self.return_to_queue(slot, redelivered, 0);
     }
 
-    fn come_back(&mut self, slot: u32, redelivered: bool, crashes: u8) {
+    fn return_to_queue(&mut self, slot: u32, redelivered: bool, crashes: u8) {
         let lease = self.messages.lease_state(slot);
         let has_expired = lease.is_some_and(|lease| lease.expired);
         self.forget_asked(slot);
@@ -449,16 +452,16 @@ impl BrokerState {
         let redelivered = self.messages[slot].redelivered() || redelivered;
         self.messages.set_redelivered(slot, redelivered);
         // The next consumer must not see it before the lease has surely ended.
-        let rests = self.messages.rests(slot).and(self.rests);
-        self.messages.set_rests(slot, rests);
+        let safe_after = self.messages.safe_after(slot).and(self.safe_after);
+        self.messages.set_rests(slot, safe_after);
         self.messages.drop_body_read_back(slot);
         if crashes > 0 {
-            self.messages.set_kind(slot, |kind| {
-                kind.crashes = kind.crashes.saturating_add(crashes)
+            self.messages.set_shared_head(slot, |shared_head| {
+                shared_head.crashes = shared_head.crashes.saturating_add(crashes)
             });
         }
         self.make_ready(slot);
-        self.bring_back_forward(slot);
+        self.reprioritize(slot);
         self.cool_when_safe(slot);
         if has_expired {
             self.set_expiry(slot);
@@ -467,7 +470,7 @@ impl BrokerState {
 
     pub(crate) fn crash_message(&mut self, slot: u32, reason: Bytes) {
         let crashes = u8::from(!planted!("miscount-crashes"));
-        self.come_back(slot, true, crashes);
+        self.return_to_queue(slot, true, crashes);
         self.add_note(slot, reason);
     }
 
@@ -500,15 +503,17 @@ impl BrokerState {
         let queue = self.queues.find_or_create(change.queue, &mut self.names);
         let was = self.messages[slot].number();
         self.messages.set_number(slot, change.to);
-        self.messages.set_kind(slot, |kind| {
-            kind.queue = queue;
-            kind.attempt = kind.attempt.saturating_add(u32::from(change.next_attempt));
-            kind.crashes = kind.crashes.saturating_add(u8::from(change.crashed));
+        self.messages.set_shared_head(slot, |shared_head| {
+            shared_head.queue = queue;
+            shared_head.attempt = shared_head
+                .attempt
+                .saturating_add(u32::from(change.next_attempt));
+            shared_head.crashes = shared_head.crashes.saturating_add(u8::from(change.crashed));
         });
         let redelivered = change.redelivered && self.messages[slot].redelivered();
         self.messages
             .set_redelivered(slot, redelivered || change.was_sent);
-        self.messages.set_rests(slot, self.rests);
+        self.messages.set_rests(slot, self.safe_after);
         if change.redelivered {
             self.messages.drop_body_read_back(slot);
         }
@@ -525,7 +530,7 @@ impl BrokerState {
             Some(when) if !planted!("retry-at-once") => self.delay(slot, when),
             _ => {
                 self.make_ready(slot);
-                self.bring_back_forward(slot);
+                self.reprioritize(slot);
             }
         }
         self.set_expiry(slot);
@@ -544,10 +549,10 @@ impl BrokerState {
         match (was, paused) {
             (false, true) => {
                 self.queues[queue].rare_mut().base = self.position;
-                self.ledger
+                self.live_bases
                     .add(self.position, Entity::Queue { index: queue });
             }
-            (true, false) => self.ledger.abandon(),
+            (true, false) => self.live_bases.abandon(),
             _ => {}
         }
         self.has_new_work = true;
@@ -562,11 +567,11 @@ impl BrokerState {
         let had = !self.queues.set_limits(queue, limits).is_none();
         self.queues.touch(Forgettable::Queue(queue));
         if had {
-            self.ledger.abandon();
+            self.live_bases.abandon();
         }
         if !limits.is_none() {
             self.queues[queue].rare_mut().limits_base = self.position;
-            self.ledger
+            self.live_bases
                 .add(self.position, Entity::Limits { index: queue });
         }
     }
@@ -588,7 +593,7 @@ impl BrokerState {
                 let session = &mut self.sessions[index];
                 session.base = self.position;
                 self.live_bytes += 64;
-                self.ledger
+                self.live_bases
                     .add(self.position, Entity::Session { index, number });
                 index
             }
@@ -612,46 +617,46 @@ impl BrokerState {
         self.joins.abandon(|growth| growth.session == number);
         self.sessions.remove(index);
         self.live_bytes -= 64;
-        self.ledger.abandon();
+        self.live_bases.abandon();
     }
 
     // --- housekeeping
 
     /// Brings counts of kinds of messages to their queues and tasks.
     pub(crate) fn add_counts(&mut self) {
-        while let Some((kind, counts)) = self.messages.kinds.next_counted() {
-            self.queues.add_counts(&kind, &counts);
+        while let Some((shared_head, counts)) = self.messages.shared_heads.next_counted() {
+            self.queues.add_counts(&shared_head, &counts);
         }
     }
 
     /// Drops unused kinds. Flows go with the last kind of messages that was theirs.
-    pub(crate) fn drop_unused_kinds(&mut self) {
+    pub(crate) fn drop_unused_heads(&mut self) {
         self.add_counts();
-        for flow in self.messages.kinds.drop_unused() {
-            self.queues.give_flow(flow);
+        for flow in self.messages.shared_heads.drop_unused() {
+            self.queues.release_flow(flow);
         }
     }
 
     /// Drops stale timers and ledger entries, when they are the greater part.
     pub(crate) fn sweep(&mut self) {
-        if self.messages.kinds.has_many_counted() {
+        if self.messages.shared_heads.has_many_counted() {
             self.add_counts();
         }
-        if self.messages.kinds.has_many_unused() {
-            self.drop_unused_kinds();
+        if self.messages.shared_heads.has_many_unused() {
+            self.drop_unused_heads();
         }
         // Each is taken out while the rest of the state is asked.
         let mut timers = std::mem::take(&mut self.timers);
         timers.sweep(|timer| self.is_wanted(timer));
         self.timers = timers;
-        let mut ledger = std::mem::take(&mut self.ledger);
-        ledger.sweep(|base, entity| self.is_current(base, entity));
-        self.ledger = ledger;
+        let mut live_bases = std::mem::take(&mut self.live_bases);
+        live_bases.sweep(|base, entity| self.is_current(base, entity));
+        self.live_bases = live_bases;
     }
 
     fn is_wanted(&self, timer: &Timer) -> bool {
         match *timer {
-            Timer::Due { number, slot } | Timer::Near { number, slot } => {
+            Timer::Due { number, slot } | Timer::Prefetch { number, slot } => {
                 let entry = self.messages.get(Handle { number, slot });
                 entry.is_some_and(|entry| entry.is_delayed())
             }

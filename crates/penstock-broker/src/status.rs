@@ -228,11 +228,14 @@ impl Broker {
         started.sort_unstable_by_key(|(grant, _)| (grant.started_at, grant.number));
         started.truncate(RUNNING_LISTED);
         let described = started.into_iter().map(|(grant, slot)| {
-            let kind = state.messages.kind(slot);
+            let shared_head = state.messages.shared_head(slot);
             RunningJob {
                 id: state.messages[slot].id,
-                task: state.names.text(kind.task).to_owned(),
-                queue: state.names.text(state.queues[kind.queue].name).to_owned(),
+                task: state.names.text(shared_head.task).to_owned(),
+                queue: state
+                    .names
+                    .text(state.queues[shared_head.queue].name)
+                    .to_owned(),
                 started_at: grant.started_at,
             }
         });
@@ -303,7 +306,7 @@ impl Broker {
     pub(crate) fn message_info(&self, id: &MessageId) -> Option<MessageInfo> {
         let state = &self.state;
         let slot = state.messages.first_of(id)?;
-        let (entry, kind) = (&state.messages[slot], state.messages.kind(slot));
+        let (entry, shared_head) = (&state.messages[slot], state.messages.shared_head(slot));
         let (mut started_at, mut due_at, mut worker) = (None, None, None);
         match state.messages.state(slot) {
             EntryState::Leased(lease) => {
@@ -316,24 +319,27 @@ impl Broker {
         let place = self.state_of(slot);
         Some(MessageInfo {
             id: *id,
-            task: state.names.text(kind.task).to_owned(),
-            queue: state.names.text(state.queues[kind.queue].name).to_owned(),
+            task: state.names.text(shared_head.task).to_owned(),
+            queue: state
+                .names
+                .text(state.queues[shared_head.queue].name)
+                .to_owned(),
             state: place,
             enqueued_at: entry.enqueued_at(),
             started_at,
             due_at,
-            attempt: kind.attempt,
-            crashes: kind.crashes,
+            attempt: shared_head.attempt,
+            crashes: shared_head.crashes,
             worker,
             notes: state.messages.notes(slot).to_vec(),
-            generation: kind.generation,
+            generation: shared_head.generation,
             failed: self.describe_failure(slot).map(Box::new),
             headers: state
                 .messages
                 .extras(slot)
                 .map_or_else(Vec::new, |extras| extras.headers.clone()),
             task_unknown: place == MessageState::Ready
-                && !state.queues.has_taker(kind.queue, kind.task),
+                && !state.queues.has_taker(shared_head.queue, shared_head.task),
         })
     }
 }

@@ -14,7 +14,7 @@ pub(crate) enum Timer {
     /// A delayed message becomes ready. (Number and slot are its handle, which would take more room.)
     Due { number: u64, slot: u32 },
     /// A delayed message becomes ready soon, and its body was not in memory when it was delayed.
-    Near { number: u64, slot: u32 },
+    Prefetch { number: u64, slot: u32 },
     /// A message is no longer worth starting.
     Expiry { number: u64, slot: u32 },
     /// A value's time is over. The number tells it from a later one in the same slot.

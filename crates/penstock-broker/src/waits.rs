@@ -126,7 +126,7 @@ impl JobWaits {
         waiter.grant = grant;
         let none = SeededSet::with_hasher(self.hashing);
         for key in std::mem::replace(&mut waiter.keys, none) {
-            self.leave_awaited(edge, &key);
+            self.remove_edge(edge, &key);
         }
     }
 
@@ -156,7 +156,7 @@ impl JobWaits {
     pub(crate) fn end_key(&mut self, key: &MessageId) {
         let awaited = self.awaited.remove(key);
         for edge in awaited.into_iter().flat_map(|awaited| awaited.edges) {
-            self.leave_waiter(edge, key);
+            self.remove_waiter(edge, key);
         }
     }
 
@@ -173,7 +173,7 @@ impl JobWaits {
             self.awaited.remove(key);
         }
         for edge in ended {
-            self.leave_waiter(edge, key);
+            self.remove_waiter(edge, key);
         }
     }
 
@@ -190,12 +190,12 @@ impl JobWaits {
                 self.waiters.remove(&waiter);
             }
             for key in gone {
-                self.leave_awaited(WaitEdge { waiter, session }, &key);
+                self.remove_edge(WaitEdge { waiter, session }, &key);
             }
         }
     }
 
-    fn leave_awaited(&mut self, edge: WaitEdge, key: &MessageId) {
+    fn remove_edge(&mut self, edge: WaitEdge, key: &MessageId) {
         if let Some(awaited) = self.awaited.get_mut(key) {
             awaited.edges.retain(|other| *other != edge);
             if awaited.edges.is_empty() {
@@ -204,7 +204,7 @@ impl JobWaits {
         }
     }
 
-    fn leave_waiter(&mut self, edge: WaitEdge, key: &MessageId) {
+    fn remove_waiter(&mut self, edge: WaitEdge, key: &MessageId) {
         let WaitEdge { waiter, session } = edge;
         let Some(waiters) = self.waiters.get_mut(&waiter) else {
             return;
@@ -291,7 +291,7 @@ impl Dependents {
 
     /// Returns the way from one that waits for the job to it; `None`: it does not. A join is on it where a job waits for its
     /// outcome: people know of no others.
-    fn way_from(&self, id: &MessageId) -> Option<Vec<MessageId>> {
+    fn path_from(&self, id: &MessageId) -> Option<Vec<MessageId>> {
         let mut place = *self.places.get(id)?;
         let mut way = Vec::new();
         let mut is_read = true;
@@ -416,7 +416,7 @@ impl BrokerState {
     fn chain(&self, ids: &[MessageId]) -> (Vec<WaitingJob>, u32) {
         let describe = |id: &MessageId| {
             let task = self.messages.copies(id).next();
-            let task = task.map(|slot| self.names.text(self.messages.kind(slot).task));
+            let task = task.map(|slot| self.names.text(self.messages.shared_head(slot).task));
             WaitingJob {
                 id: *id,
                 task: task.unwrap_or_default().to_owned(),
@@ -430,7 +430,7 @@ impl BrokerState {
     }
 
     /// Returns a chain of jobs from this one on, each of which waits for the next, up to one that does not wait.
-    fn way_to_the_end(&self, job: MessageId) -> Vec<MessageId> {
+    fn path_to_end(&self, job: MessageId) -> Vec<MessageId> {
         let mut way = vec![job];
         let mut seen = SeededSet::with_hasher(self.waits.hashing);
         seen.insert(job);
@@ -488,19 +488,19 @@ impl BrokerState {
     }
 
     /// Has a job that a running one waits for go before others; where it is held, those that it waits for.
-    fn bring_forward(&mut self, id: &MessageId, depth: u32) {
+    fn prioritize(&mut self, id: &MessageId, depth: u32) {
         let slots: Vec<u32> = self.messages.copies(id).collect();
         if slots.is_empty()
             && let Some(join) = self.joins.of_result(id)
         {
-            self.bring_join_forward(join, depth);
+            self.prioritize_join(join, depth);
         }
         for slot in slots {
             match self.messages.state(slot) {
-                EntryState::Ready => self.queues.bring_forward(&self.messages, slot, depth),
+                EntryState::Ready => self.queues.prioritize(&self.messages, slot, depth),
                 EntryState::Held(join) => {
                     if let Some(join) = self.joins.find(&join) {
-                        self.bring_join_forward(join, depth);
+                        self.prioritize_join(join, depth);
                     }
                 }
                 // It comes forward when it becomes ready.
@@ -512,7 +512,7 @@ impl BrokerState {
         }
     }
 
-    fn bring_join_forward(&mut self, slot: u32, depth: u32) {
+    fn prioritize_join(&mut self, slot: u32, depth: u32) {
         let join = &mut self.joins[slot];
         if join.awaited < depth && !join.is_decided() {
             join.awaited = depth;
@@ -524,7 +524,7 @@ impl BrokerState {
     }
 
     /// Brings members of joins forward that running jobs wait for: at most so many. Returns whether that is all.
-    pub(crate) fn bring_members_forward(&mut self) -> bool {
+    pub(crate) fn prioritize_members(&mut self) -> bool {
         let mut left = AT_ONCE;
         while let Some((id, first)) = self.waits.forward.pop_front() {
             let Some(slot) = self.joins.find(&id) else {
@@ -538,7 +538,7 @@ impl BrokerState {
             let next = count.min(first.saturating_add(left as u32));
             for index in first..next {
                 if !self.joins[slot].has_arrived(index) {
-                    self.bring_forward(&MessageId::member(id, index), depth);
+                    self.prioritize(&MessageId::member(id, index), depth);
                 }
             }
             left -= (next - first) as usize;
@@ -558,7 +558,7 @@ impl BrokerState {
     }
 
     /// Has a message that has become ready go before others again, if a running job waits for it.
-    pub(crate) fn bring_back_forward(&mut self, slot: u32) {
+    pub(crate) fn reprioritize(&mut self, slot: u32) {
         if self.waits.is_empty() {
             return;
         }
@@ -568,7 +568,7 @@ impl BrokerState {
         let join = join.filter(|join| !self.joins[*join].is_decided());
         let depth = waited.max(join.map_or(0, |join| self.joins[join].awaited));
         if depth > 0 {
-            self.queues.bring_forward(&self.messages, slot, depth);
+            self.queues.prioritize(&self.messages, slot, depth);
         }
     }
 }
@@ -593,16 +593,16 @@ impl Broker {
         }
         for key in keys {
             let by_mistake = || planted!("refuse-any-wait").then(|| vec![*key]);
-            if let Some(way) = before.way_from(key).or_else(by_mistake)
+            if let Some(way) = before.path_from(key).or_else(by_mistake)
                 && grant.is_some()
             {
                 self.refuse_wait(conn, waiter, *key, WaitRefusal::Cycle, &way);
                 continue;
             }
             let depth = self.state.waits.add(waiter, session, grant, *key);
-            self.state.bring_forward(key, depth);
+            self.state.prioritize(key, depth);
         }
-        self.state.bring_members_forward();
+        self.state.prioritize_members();
         self.state.has_new_work = true;
     }
 
@@ -636,7 +636,7 @@ impl Broker {
         }
         let before = self.state.dependents(waiter);
         for key in keys {
-            if let Some(way) = before.way_from(&key) {
+            if let Some(way) = before.path_from(&key) {
                 self.end_wait(waiter, key, WaitRefusal::Cycle, &way);
             }
         }
@@ -647,7 +647,7 @@ impl Broker {
         let Some(key) = self.state.awaited_by(&waiter).first().copied() else {
             return;
         };
-        let way = self.state.way_to_the_end(key);
+        let way = self.state.path_to_end(key);
         self.end_wait(waiter, key, why, &way);
     }
 
@@ -681,7 +681,7 @@ impl Broker {
             jobs,
             left_out,
         });
-        self.effect(self.staged, Effect::Refused { conn, refused });
+        self.effect(self.everything, Effect::Refused { conn, refused });
     }
 
     /// Notes that the job waits for these keys no longer.

@@ -172,7 +172,7 @@ impl Workflows {
     }
 
     /// Marks the workflow to be written to the current record.
-    fn tell(&mut self, id: MessageId) {
+    fn queue_change(&mut self, id: MessageId) {
         if let Some(record) = self.record_mut(&id) {
             record.must_be_told = true;
             self.touch(id);
@@ -195,7 +195,7 @@ impl Workflows {
         };
         what(&mut record.progress);
         if base < record.base && !planted!("untold-end-of-workflow") {
-            self.tell(id);
+            self.queue_change(id);
         }
     }
 
@@ -211,7 +211,7 @@ impl Workflows {
             && !record.progress.is_cancelled
         {
             record.progress.is_cancelled = true;
-            self.tell(id);
+            self.queue_change(id);
         }
     }
 
@@ -229,7 +229,7 @@ impl Workflows {
         if let Some(record) = self.record_mut(&id) {
             record.progress.is_cancelled = true;
             record.progress.overdue_before = Some(before);
-            self.tell(id);
+            self.queue_change(id);
         }
     }
 
@@ -244,7 +244,7 @@ impl Workflows {
             && record.progress.outcome == WorkflowState::Running
         {
             record.progress.outcome = outcome;
-            self.tell(id);
+            self.queue_change(id);
         }
     }
 
@@ -400,7 +400,7 @@ impl BrokerState {
                 progress.outcome = WorkflowState::Running;
             }
         });
-        self.workflows.tell(workflow);
+        self.workflows.queue_change(workflow);
     }
 
     /// Enters a workflow: a new one, or one that is carried forward.
@@ -440,7 +440,8 @@ impl BrokerState {
         self.workflows.listed.insert(id);
         self.workflows.numbers.insert(number, id);
         self.workflows.touch(id);
-        self.ledger.add(self.position, Entity::Workflow { number });
+        self.live_bases
+            .add(self.position, Entity::Workflow { number });
         self.change_workflow(id, progress);
     }
 
@@ -491,7 +492,7 @@ impl BrokerState {
         };
         self.change_workflow(id, progress);
         self.live_bytes -= bytes;
-        self.ledger.abandon();
+        self.live_bases.abandon();
         self.workflows.listed.remove(&id);
         self.workflows.numbers.remove(&number);
         if let Some(workflow) = self.workflows.all.get_mut(&id) {
@@ -847,7 +848,7 @@ impl Broker {
             let stored = keys.value(&Key::Result(*id))?;
             stored.run.map(|_| stored.group)
         };
-        let task = copies.next().map(|slot| messages.kind(slot).task);
+        let task = copies.next().map(|slot| messages.shared_head(slot).task);
         task.or_else(of_value).map_or("", |task| names.text(task))
     }
 

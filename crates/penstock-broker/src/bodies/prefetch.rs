@@ -19,7 +19,7 @@ const BYTES: u64 = 8 << 20;
 pub(crate) const AT_ONCE: usize = 2_048;
 
 /// Returns the time to read the body of a message that comes due at this time.
-pub(crate) fn near_at(due: u64) -> u64 {
+pub(crate) fn prefetch_at(due: u64) -> u64 {
     (due / MOMENT_MS).saturating_sub(1) * MOMENT_MS
 }
 
@@ -65,16 +65,16 @@ impl Prefetch {
 
 impl Broker {
     /// Plans to read the body of a delayed message that comes due soon, if a consumer may be given it then.
-    pub(crate) fn comes_near(&mut self, message: Handle) {
+    pub(crate) fn prefetch(&mut self, message: Handle) {
         let BrokerState {
             messages, queues, ..
         } = &self.state;
         let Handle { number, slot } = message;
-        let near = &mut self.reading.near;
+        let prefetch = &mut self.reading.prefetch;
         let room = self.state.resident_limit.unwrap_or(u64::MAX);
         if queues[messages.queue(slot)].consumers() == 0
-            || !self.state.may_come_near(message)
-            || messages.resident_bytes() + near.bytes >= room.saturating_add(BYTES)
+            || !self.state.may_prefetch(message)
+            || messages.resident_bytes() + prefetch.bytes >= room.saturating_add(BYTES)
         {
             return;
         }
@@ -85,14 +85,14 @@ impl Broker {
             number,
             slot,
         };
-        near.bytes += seen.bytes;
-        near.new.push(seen);
+        prefetch.bytes += seen.bytes;
+        prefetch.new.push(seen);
     }
 }
 
 impl BrokerState {
     /// Whether it waits for its time or its turn, and its body is not there yet.
-    pub(crate) fn may_come_near(&self, message: Handle) -> bool {
+    pub(crate) fn may_prefetch(&self, message: Handle) -> bool {
         let is_waiting = |entry: &MessageEntry| entry.is_delayed() || entry.is_ready();
         let entry = match planted!("body-to-next-tenant") {
             true => self.messages.by_slot(message.slot),

@@ -65,7 +65,7 @@ enum WantedBy {
     /// The message was handed out.
     Delivery(Handle),
     /// The message comes due soon.
-    Near(Handle),
+    Prefetch(Handle),
     /// The message in this slot is carried forward.
     Reclaim(u32),
 }
@@ -82,20 +82,20 @@ pub(crate) struct Reading {
     pub(crate) carried: Vec<(u32, Bytes)>,
     /// Values of ended messages that are written with the record at hand.
     pub(crate) ends: Vec<u32>,
-    pub(crate) near: Prefetch,
+    pub(crate) prefetch: Prefetch,
     /// Number of messages that were quarantined in the life of this process.
     pub(crate) unreadable: u64,
 }
 
 impl Reading {
-    fn wants(&mut self, by: WantedBy) {
+    fn request(&mut self, by: WantedBy) {
         self.wanted.push_back(WantedBody { by, attempts: 0 });
     }
 
     /// Notes that the message has left the ledger, to be carried forward once its body is there.
     pub(crate) fn carry(&mut self, slot: u32, base: Position) {
         self.carrying.insert(slot, base);
-        self.wants(WantedBy::Reclaim(slot));
+        self.request(WantedBy::Reclaim(slot));
     }
 
     /// Wants bodies that were too early: more records are safe.
@@ -121,9 +121,9 @@ impl Broker {
         let most = parts.len() + prefetch::AT_ONCE;
         while bytes < max_bytes
             && parts.len() < most
-            && let Some(message) = self.reading.near.next()
+            && let Some(message) = self.reading.prefetch.next()
         {
-            let by = WantedBy::Near(message);
+            let by = WantedBy::Prefetch(message);
             if let Some(part) = self.locate(WantedBody { by, attempts: 0 }) {
                 bytes += (part.range.end - part.range.start) as usize;
                 parts.push(part);
@@ -162,14 +162,16 @@ impl Broker {
             WantedBy::Delivery(message) => {
                 self.state.awaits_body(message).then_some(message.slot)?
             }
-            WantedBy::Near(message) => self.state.may_come_near(message).then_some(message.slot)?,
+            WantedBy::Prefetch(message) => {
+                self.state.may_prefetch(message).then_some(message.slot)?
+            }
             WantedBy::Reclaim(slot) => {
                 let base = *self.reading.carrying.get(&slot)?;
                 let entry = self.state.messages.by_slot(slot);
                 let entry = entry.filter(|entry| entry.base() == base);
                 let Some(entry) = entry else {
                     self.reading.carrying.remove(&slot);
-                    self.state.ledger.popped_stale();
+                    self.state.live_bases.popped_stale();
                     return None;
                 };
                 if entry.is_ended() {
@@ -182,7 +184,7 @@ impl Broker {
         };
         let base = self.state.messages[slot].base();
         if base > self.state.durable {
-            if !matches!(wanted.by, WantedBy::Near(_)) {
+            if !matches!(wanted.by, WantedBy::Prefetch(_)) {
                 self.reading.too_early.push(wanted);
             }
             return None;
@@ -213,7 +215,7 @@ impl Broker {
                     self.has_read(wanted.by, bytes.slice(piece));
                 }
                 // Its delivery will ask again, and say what is wrong.
-                Err(_) if matches!(wanted.by, WantedBy::Near(_)) => {}
+                Err(_) if matches!(wanted.by, WantedBy::Prefetch(_)) => {}
                 Err(unread) => {
                     // What has a new place is looked for there.
                     let is_there = self.is_at(wanted.by, base);
@@ -233,7 +235,7 @@ impl Broker {
         if !lost.is_empty() {
             self.begin(Durability::Disk);
             for (by, reason) in lost {
-                self.has_lost(by, &reason);
+                self.give_up_read(by, &reason);
             }
             self.seal(Durability::Disk);
         }
@@ -243,7 +245,7 @@ impl Broker {
     /// Whether the record of a read is still the base of its message.
     fn is_at(&self, by: WantedBy, base: Position) -> bool {
         let (WantedBy::Delivery(Handle { slot, .. })
-        | WantedBy::Near(Handle { slot, .. })
+        | WantedBy::Prefetch(Handle { slot, .. })
         | WantedBy::Reclaim(slot)) = by;
         let entry = self.state.messages.by_slot(slot);
         entry.is_some_and(|entry| entry.base() == base)
@@ -259,11 +261,11 @@ impl Broker {
                 let lease = self.state.messages.lease_state(message.slot);
                 let session = lease.and_then(|lease| self.state.sessions.get(lease.session));
                 if let Some(conn) = session.and_then(|session| session.conn) {
-                    self.stand_in_line(conn);
+                    self.enqueue_output(conn);
                 }
             }
-            WantedBy::Near(message) => {
-                if self.state.may_come_near(message) {
+            WantedBy::Prefetch(message) => {
+                if self.state.may_prefetch(message) {
                     // Not a part of all that was read with it, which would stay in memory as long.
                     let body = Bytes::copy_from_slice(&body);
                     self.state.messages.set_body_read_back(message.slot, body);
@@ -277,15 +279,15 @@ impl Broker {
         }
     }
 
-    fn has_lost(&mut self, by: WantedBy, reason: &str) {
+    fn give_up_read(&mut self, by: WantedBy, reason: &str) {
         match by {
             WantedBy::Delivery(message) => {
                 if self.state.awaits_body(message) {
-                    self.state.ledger.abandon();
+                    self.state.live_bases.abandon();
                     self.quarantine(message.slot, reason);
                 }
             }
-            WantedBy::Near(_) => {}
+            WantedBy::Prefetch(_) => {}
             WantedBy::Reclaim(slot) => {
                 let Some(base) = self.reading.carrying.remove(&slot) else {
                     return;
@@ -297,7 +299,7 @@ impl Broker {
                         self.reading.carried.push((slot, Bytes::new()));
                     }
                     Some(_) => self.quarantine(slot, reason),
-                    None => self.state.ledger.popped_stale(),
+                    None => self.state.live_bases.popped_stale(),
                 }
             }
         }
@@ -347,7 +349,7 @@ impl Broker {
                 let body_at = self.state.messages.body_at(waiting.message.slot);
                 waiting.bytes = body_at.length();
                 connection.ahead_bytes += waiting.bytes;
-                self.reading.wants(WantedBy::Delivery(waiting.message));
+                self.reading.request(WantedBy::Delivery(waiting.message));
             }
         }
     }

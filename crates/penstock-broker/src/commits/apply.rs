@@ -67,8 +67,8 @@ impl Broker {
                     replaced = Some(LeftBehind {
                         id: self.state.messages[slot].id,
                         member: self.state.messages.member(slot),
-                        generation: self.state.messages.kind(slot).generation,
-                        result_ttl_ms: self.state.messages.kind(slot).result_ttl_ms,
+                        generation: self.state.messages.shared_head(slot).generation,
+                        result_ttl_ms: self.state.messages.shared_head(slot).result_ttl_ms,
                         claim: self.state.owned_claim(slot),
                     });
                     let cost_us = *cost_us;
@@ -114,7 +114,7 @@ impl Broker {
                     };
                     let end = RunEnd::Failed {
                         failing,
-                        value: value.as_mut().map(own),
+                        value: value.as_mut().map(copied),
                         cost_us: Some(*cost_us),
                     };
                     self.end(slot, end);
@@ -148,7 +148,7 @@ impl Broker {
                         expires_at: patch.expires_at.map(|due| self.clocks.resolve(due)),
                     };
                     self.record(&RecordEvent::Moved { number, change });
-                    let note = patch.note.clone().as_mut().map(own);
+                    let note = patch.note.clone().as_mut().map(copied);
                     if change.next_attempt {
                         self.count(slot, Counter::Retried);
                     }
@@ -184,7 +184,7 @@ impl Broker {
                             .extend(owner.map(|owner| (index as u32, owner)));
                         continue;
                     }
-                    let claim = replaced.as_mut().and_then(|it| it.hand_on(message));
+                    let claim = replaced.as_mut().and_then(|it| it.pass_on(message));
                     let claim = claim.map(Into::into).or(unless_key);
                     self.publish(queues, message, *due, claim, is_outcome);
                 }
@@ -195,7 +195,7 @@ impl Broker {
                     group,
                 } => {
                     let group = self.state.names.intern(group);
-                    let value = Value::new(value.status, own(&mut value.body));
+                    let value = Value::new(value.status, copied(&mut value.body));
                     let run = run.filter(|(id, _)| *key == Key::Result(*id));
                     let run = run.map(|(_, run)| run);
                     self.put(own_key(key), value, *ttl_ms, group, run);
@@ -219,7 +219,7 @@ impl Broker {
                     let count = if growth.is_some() { JOIN_CAP } else { *count };
                     let (join, policy) = (*join, *policy);
                     if let Some(replaced) = &replaced {
-                        replaced.hand_on_place(then);
+                        replaced.pass_on_places(then);
                     }
                     let progress = JoinProgress {
                         expects: std::mem::take(expects).into(),
@@ -241,7 +241,7 @@ impl Broker {
                         progress,
                     });
                     for (queue, message) in messages {
-                        let claim = replaced.as_mut().and_then(|it| it.hand_on(message));
+                        let claim = replaced.as_mut().and_then(|it| it.pass_on(message));
                         let slot = self.insert(queue, message, RecordedState::Held(join));
                         if let Some(key) = claim {
                             self.claim(slot, key);
@@ -374,13 +374,13 @@ impl Broker {
         let was_ready = messages[slot].is_ready();
         let is_same_queue = self.is_in_queue(slot, queue);
         let (task, ttl_ms) = {
-            let kind = messages.kind(slot);
-            (kind.task, kind.result_ttl_ms)
+            let shared_head = messages.shared_head(slot);
+            (shared_head.task, shared_head.result_ttl_ms)
         };
         let first = messages.until_start(slot).and_then(|until| until.latest);
         let latest = first.or_else(|| self.latest(&claim));
         let due = due.map(|due| self.clocks.resolve_start(due));
-        let place = match due {
+        let state = match due {
             // The time of its quiet is over, and it has its turn soon.
             Some(_) if latest.is_some() && was_ready => RecordedState::Ready,
             Some(when) => RecordedState::Delayed(ClockTime {
@@ -401,14 +401,14 @@ impl Broker {
         }
         // Its number is its place among those that are ready. An operation under way means all with lower numbers than its own.
         let keeps_place = was_ready
-            && place == RecordedState::Ready
+            && state == RecordedState::Ready
             && is_same_queue
             && self.state.marks.is_empty();
         let number = match keeps_place {
             true => number,
             false => self.state.numbers + 1,
         };
-        let slot = self.insert_as(number, queue, message, place);
+        let slot = self.insert_as(number, queue, message, state);
         self.enter_claim(slot, claim, latest);
         self.follow_ends();
         if self.state.queues.limited > 0 {
@@ -437,11 +437,11 @@ impl Broker {
         claim: Option<Box<Claim>>,
         is_outcome: bool,
     ) {
-        let place = match due {
+        let state = match due {
             Some(due) => RecordedState::Delayed(self.clocks.resolve_start(due)),
             None => RecordedState::Ready,
         };
-        let slot = self.insert(&queues[0], message, place);
+        let slot = self.insert(&queues[0], message, state);
         let source = self.state.messages[slot].number();
         if let Some(claim) = claim
             && !planted!("forget-claim")
@@ -492,7 +492,7 @@ impl Broker {
                 // As a value it has a time of its own, and outlives the message.
                 let body = Bytes::copy_from_slice(&messages[slot].id.0);
                 let value = Value::new(ValueStatus::Succeeded, body);
-                let group = messages.kind(slot).task;
+                let group = messages.shared_head(slot).task;
                 self.put(key, value, Some(ms), group, None);
             }
         }
@@ -512,12 +512,12 @@ impl Broker {
         let messages = &self.state.messages;
         let workflow = self.state.workflow_of(slot);
         workflow.is_some_and(|id| self.state.workflows.is_cancelled(&id))
-            && messages.kind(slot).generation == 0
+            && messages.shared_head(slot).generation == 0
             && messages.when(slot) != Outcome::Failed
     }
 
     /// Whether the workflow is cancelled, and the job that sends more of it is none that goes on.
-    fn comes_too_late(&self, workflow: MessageId, parent: Option<MessageId>) -> bool {
+    fn is_of_ended_workflow(&self, workflow: MessageId, parent: Option<MessageId>) -> bool {
         let BrokerState {
             messages,
             workflows,
@@ -562,8 +562,8 @@ impl Broker {
         self.end_unrun(slots, Unrun { how, reason });
     }
 
-    fn insert(&mut self, queue: &str, message: &mut Message, place: RecordedState) -> u32 {
-        self.insert_as(self.state.numbers + 1, queue, message, place)
+    fn insert(&mut self, queue: &str, message: &mut Message, state: RecordedState) -> u32 {
+        self.insert_as(self.state.numbers + 1, queue, message, state)
     }
 
     fn insert_as(
@@ -571,7 +571,7 @@ impl Broker {
         number: u64,
         queue: &str,
         message: &mut Message,
-        place: RecordedState,
+        state: RecordedState,
     ) -> u32 {
         self.counts.published += 1;
         if let Some(member) = message.extras.as_ref().and_then(|extras| extras.member) {
@@ -601,17 +601,17 @@ impl Broker {
             enqueued_at: self.writer.time(),
             expires_at: message.expires_at.map(|due| self.clocks.resolve(due)),
             result_ttl_ms: message.result_ttl_ms,
-            place,
+            state,
         };
         if let Some(extras) = &extras
             && let Some(workflow) = extras.workflow
-            && self.comes_too_late(workflow, extras.parent)
+            && self.is_of_ended_workflow(workflow, extras.parent)
         {
             self.latecomers.push((message.id, workflow));
         }
         let body_at = self.record_message(&head, extras.as_deref(), &message.body);
-        let kept = self.state.keeps_body(head.queue, place);
-        let body = kept.then(|| own(&mut message.body));
+        let kept = self.state.keeps_body(head.queue, state);
+        let body = kept.then(|| copied(&mut message.body));
         let slot = self
             .state
             .insert_message(&head, extras, None, body_at, body);
@@ -621,7 +621,7 @@ impl Broker {
                 number: head.number,
                 note,
             });
-            self.state.add_note(slot, own(note));
+            self.state.add_note(slot, copied(note));
         }
         slot
     }
@@ -689,7 +689,7 @@ struct LeftBehind {
 
 impl LeftBehind {
     /// Leaves what there is to the message, if it takes the job's place. Returns the key that the job has owned.
-    fn hand_on(&mut self, message: &mut Message) -> Option<Key> {
+    fn pass_on(&mut self, message: &mut Message) -> Option<Key> {
         if message.id != self.id {
             return None;
         }
@@ -711,7 +711,7 @@ impl LeftBehind {
     }
 
     /// Has a join that takes the job's place report where that did.
-    fn hand_on_place(&self, then: &mut [Member]) {
+    fn pass_on_places(&self, then: &mut [Member]) {
         if let Some(member) = self.member {
             let by_id = place_of_heir(self.id);
             let place = then.iter_mut().find(|place| Some(**place) == by_id);
@@ -724,7 +724,7 @@ impl LeftBehind {
 
 /// Bytes that came in a frame share its memory, which may be much larger and would then live for as
 /// long as they do. A part of a frame that is large itself may as well share it.
-fn own(bytes: &mut Bytes) -> Bytes {
+fn copied(bytes: &mut Bytes) -> Bytes {
     const SHARED_FROM_BYTES: usize = 256 << 10;
     match bytes.len() {
         0..SHARED_FROM_BYTES => Bytes::copy_from_slice(bytes),
@@ -733,16 +733,16 @@ fn own(bytes: &mut Bytes) -> Bytes {
 }
 
 fn own_extras(extras: &mut Extras) {
-    extras.key = extras.key.as_mut().map(own);
+    extras.key = extras.key.as_mut().map(copied);
     for (_, value) in &mut extras.headers {
-        *value = own(value);
+        *value = copied(value);
     }
 }
 
 pub(crate) fn own_key(key: &mut Key) -> Key {
     match key {
         Key::Result(id) => Key::Result(*id),
-        Key::Named(name) => Key::Named(own(name)),
-        Key::Scoped(scope, key) => Key::Scoped(*scope, own(key)),
+        Key::Named(name) => Key::Named(copied(name)),
+        Key::Scoped(scope, key) => Key::Scoped(*scope, copied(key)),
     }
 }

@@ -30,7 +30,7 @@ impl EndedValues {
     }
 
     /// Notes that a value has gone in another way than by `pop`; its place here is stale.
-    pub(crate) fn forget_one(&mut self) {
+    pub(crate) fn note_removed(&mut self) {
         self.len -= 1;
     }
 
@@ -49,7 +49,7 @@ impl EndedValues {
     }
 
     /// Puts the first value of this time to live behind the others: it is kept beyond its time.
-    pub(crate) fn pass_over(&mut self, ttl_ms: u64) {
+    pub(crate) fn move_first_to_back(&mut self, ttl_ms: u64) {
         if let Some(fifo) = self.by_ttl.get_mut(&ttl_ms)
             && let Some(first) = fifo.front()
         {
@@ -79,7 +79,7 @@ impl EndedValues {
         ended.sort_unstable();
         *self = Self::default();
         for (_, number, slot) in ended {
-            let ttl_ms = messages.kind(slot).result_ttl_ms.unwrap_or(0);
+            let ttl_ms = messages.shared_head(slot).result_ttl_ms.unwrap_or(0);
             self.push(ttl_ms, slot, number);
         }
     }

@@ -101,7 +101,7 @@ impl Broker {
 
     /// Has other joins wait again for those that were opened again, and for the messages that these hold.
     pub(crate) fn step_reopened(&mut self) {
-        if self.chores.is_telling() {
+        if self.chores.has_blocked_to_report() {
             // After a recovery a join first hears from all that block it.
             return;
         }

@@ -21,7 +21,7 @@ impl Broker {
         };
         let mut awaited = Vec::new();
         for key in keys {
-            let (mut state, rests) = self.key_state(&key);
+            let (mut state, safe_after) = self.key_state(&key);
             if self.is_unsure(&key, &state) {
                 state = KeyState::Pending;
             }
@@ -32,7 +32,7 @@ impl Broker {
                 let key = own_key(&mut key.clone());
                 self.state.keys.watchers.watch(key, session);
             }
-            self.effect(rests, Effect::Value { conn, key, state });
+            self.effect(safe_after, Effect::Value { conn, key, state });
         }
         if let Some(waiter) = waiter {
             self.begin_waits(conn, waiter, &awaited);
@@ -42,20 +42,20 @@ impl Broker {
     /// Returns the state of the key for a watcher, and the records that it rests on.
     fn key_state(&self, key: &Key) -> (KeyState, SafeAfter) {
         if let Some(stored) = self.state.keys.value(key) {
-            let rests = match planted!("show-value-early") {
+            let safe_after = match planted!("show-value-early") {
                 true => SafeAfter::default(),
-                false => stored.rests,
+                false => stored.safe_after,
             };
             let mut value = stored.value();
             if let Some(run) = stored.run {
                 value.run = Some(self.describe_run(stored.group, &run.head()));
             }
-            return (KeyState::Present(value), rests);
+            return (KeyState::Present(value), safe_after);
         }
         let mut is_pending = false;
         if let Key::Result(id) = key {
             if let Some(value) = self.derived_value(id) {
-                return (KeyState::Present(value), self.staged);
+                return (KeyState::Present(value), self.everything);
             }
             let messages = &self.state.messages;
             // A failed job has had its value.
@@ -66,7 +66,7 @@ impl Broker {
             true => KeyState::Pending,
             false => KeyState::Gone,
         };
-        (state, self.staged)
+        (state, self.everything)
     }
 
     /// Returns the value of a message that the broker has ended, or is about to: no journal holds it.
@@ -75,7 +75,7 @@ impl Broker {
             messages, queues, ..
         } = &self.state;
         if let Some(slot) = messages.find_ended(id) {
-            let ttl_ms = messages.kind(slot).result_ttl_ms.unwrap_or(0);
+            let ttl_ms = messages.shared_head(slot).result_ttl_ms.unwrap_or(0);
             let over = messages.ended(slot).at.saturating_add(ttl_ms);
             let now = self.clocks.steady();
             let is_kept = over > now || self.state.joins.is_pinned(&Key::Result(*id), now);
@@ -83,7 +83,7 @@ impl Broker {
         }
         let mut copies = messages.copies(id);
         let slot = copies.next()?;
-        if copies.next().is_some() || messages.kind(slot).result_ttl_ms.is_none() {
+        if copies.next().is_some() || messages.shared_head(slot).result_ttl_ms.is_none() {
             return None;
         }
         if self.state.is_blocked(slot) {
@@ -101,23 +101,23 @@ impl Broker {
     }
 
     /// Tells the watchers of a key of a value that is not kept.
-    pub(crate) fn tell_of_value(&mut self, key: &Key, value: Value) {
+    pub(crate) fn notify_of_value(&mut self, key: &Key, value: Value) {
         if self.state.keys.watchers.is_empty() {
             return;
         }
-        let rests = self.state.rests.and(self.staged);
+        let safe_after = self.state.safe_after.and(self.everything);
         self.state.end_waits_for(key);
         for session in self.state.keys.watchers.take(key) {
             let session = self.state.sessions.get(session);
             if let Some(conn) = session.and_then(|session| session.conn) {
                 let (key, state) = (key.clone(), KeyState::Present(value.clone()));
-                self.effect(rests, Effect::Value { conn, key, state });
+                self.effect(safe_after, Effect::Value { conn, key, state });
             }
         }
     }
 
     /// Tells watchers of keys that the record has changed, and that are not pending any more.
-    pub(crate) fn tell_watchers(&mut self) {
+    pub(crate) fn notify_watchers(&mut self) {
         if self.state.touched.is_empty() {
             return;
         }
@@ -126,7 +126,7 @@ impl Broker {
             if !self.state.keys.watchers.is_watched(&key) {
                 continue;
             }
-            let (state, rests) = self.key_state(&key);
+            let (state, safe_after) = self.key_state(&key);
             if state == KeyState::Pending || self.is_unsure(&key, &state) {
                 continue;
             }
@@ -135,7 +135,7 @@ impl Broker {
                 match self.state.sessions.get(session).map(|session| session.conn) {
                     Some(Some(conn)) => {
                         let (key, state) = (key.clone(), state.clone());
-                        self.effect(rests, Effect::Value { conn, key, state });
+                        self.effect(safe_after, Effect::Value { conn, key, state });
                     }
                     // It will ask again when it is back; until then the value must not be evicted.
                     Some(None) => self.state.keys.watchers.watch(key.clone(), session),

@@ -27,7 +27,7 @@ struct CountedExtras {
 
 #[derive(Debug)]
 struct ExtrasChunk {
-    places: Box<[u32; CHUNK]>,
+    ids: Box<[u32; CHUNK]>,
     len: u32,
 }
 
@@ -49,73 +49,73 @@ impl SharedExtras {
 
     /// Returns the extras of a message, which has some.
     pub(crate) fn of(&self, slot: u32) -> &Extras {
-        &self.all[self.place(slot)].extras
+        &self.all[self.id(slot)].extras
     }
 
     /// Sets the extras of a message, which has none.
     pub(crate) fn set(&mut self, slot: u32, extras: Extras) {
-        let place = self.enter(extras);
+        let id = self.intern(extras);
         let (index, at) = (slot as usize / CHUNK, slot as usize % CHUNK);
         if self.chunks.len() <= index {
             self.chunks.resize_with(index + 1, || None);
         }
         let chunk = self.chunks[index].get_or_insert_with(|| ExtrasChunk {
-            places: Box::new([NONE; CHUNK]),
+            ids: Box::new([NONE; CHUNK]),
             len: 0,
         });
-        debug_assert_eq!(chunk.places[at], NONE, "it has extras already");
-        chunk.places[at] = place;
+        debug_assert_eq!(chunk.ids[at], NONE, "it has extras already");
+        chunk.ids[at] = id;
         chunk.len += 1;
         self.len += 1;
     }
 
     /// Forgets the extras of a message, which has some.
     pub(crate) fn forget(&mut self, slot: u32) {
-        let place = self.place(slot);
+        let id = self.id(slot);
         let (index, at) = (slot as usize / CHUNK, slot as usize % CHUNK);
         let chunk = self.chunks[index].as_mut().expect("it has extras");
-        chunk.places[at] = NONE;
+        chunk.ids[at] = NONE;
         chunk.len -= 1;
         self.len -= 1;
         if chunk.len == 0 {
             self.chunks[index] = None;
         }
-        let shared = &mut self.all[place];
+        let shared = &mut self.all[id];
         shared.users -= 1;
         if shared.users == 0 {
             let hash = self.by_content.hash(&shared.extras);
-            self.by_content.remove(hash, |other| other == place);
-            self.all.remove(place);
-            self.last = self.last.filter(|last| *last != place);
+            self.by_content.remove(hash, |other| other == id);
+            self.all.remove(id);
+            self.last = self.last.filter(|last| *last != id);
         }
     }
 
-    fn place(&self, slot: u32) -> u32 {
+    fn id(&self, slot: u32) -> u32 {
         let (index, at) = (slot as usize / CHUNK, slot as usize % CHUNK);
         let chunk = self.chunks[index].as_ref().expect("it has extras");
-        chunk.places[at]
+        chunk.ids[at]
     }
 
-    fn enter(&mut self, extras: Extras) -> u32 {
+    fn intern(&mut self, extras: Extras) -> u32 {
         let Self {
             all, by_content, ..
         } = self;
         let last = self.last.filter(|last| all[*last].extras == extras);
-        let place = match last {
+        let id = match last {
             Some(last) => last,
             None => {
                 let hash = by_content.hash(&extras);
-                let found = by_content.find(hash, |place| all[place].extras == extras);
+                let found = by_content.find(hash, |id| all[id].extras == extras);
                 found.unwrap_or_else(|| {
-                    let place = all.insert(CountedExtras { extras, users: 0 });
-                    by_content.insert(hash, place);
-                    place
+                    let id = all.insert(CountedExtras { extras, users: 0 });
+                    by_content.insert(hash, id);
+                    id
                 })
             }
         };
-        all[place].users += 1;
-        self.last = Some(place);
-        place
+        all[id].users += 1;
+        self.last = Some(id);
+        id
     }
 
     /// Panics unless the counts here are right.
@@ -123,8 +123,8 @@ impl SharedExtras {
         assert_eq!(self.len, messages, "messages with extras");
         let users = self.all.iter().map(|(_, shared)| shared.users as usize);
         assert_eq!(users.sum::<usize>(), messages, "users of extras");
-        let places = self.chunks.iter().flatten().map(|chunk| chunk.len as usize);
-        assert_eq!(places.sum::<usize>(), messages, "places of extras");
+        let ids = self.chunks.iter().flatten().map(|chunk| chunk.len as usize);
+        assert_eq!(ids.sum::<usize>(), messages, "places of extras");
     }
 }
 

@@ -45,8 +45,8 @@ const COUNTED_AT_ONCE: usize = 1024;
 
 #[derive(Debug, Default)]
 pub(crate) struct SharedHeads {
-    kinds: Vec<CountedHead>,
-    by_kind: SeededMap<SharedHead, SharedHeadId>,
+    heads: Vec<CountedHead>,
+    by_head: SeededMap<SharedHead, SharedHeadId>,
     free: Vec<SharedHeadId>,
     unused: usize,
     last: Option<SharedHeadId>,
@@ -59,7 +59,7 @@ pub(crate) struct SharedHeads {
 
 #[derive(Debug)]
 struct CountedHead {
-    kind: SharedHead,
+    head: SharedHead,
     /// Number of messages of this kind; `None`: its place is free.
     users: Option<u32>,
     /// The flow of ready messages of this kind, once there has been one.
@@ -82,25 +82,25 @@ impl SharedHeads {
     /// Clients choose times to live and attempts, so kinds are hashed with a seed too.
     pub(crate) fn new(hashing: SeededState) -> Self {
         Self {
-            by_kind: SeededMap::with_hasher(hashing),
+            by_head: SeededMap::with_hasher(hashing),
             ..Self::default()
         }
     }
 
     #[cfg(test)]
     pub(crate) fn hashing(&self) -> SeededState {
-        *self.by_kind.hasher()
+        *self.by_head.hasher()
     }
 
     /// Adds a message of this kind.
-    pub(crate) fn take(&mut self, kind: &SharedHead) -> SharedHeadId {
+    pub(crate) fn add_message(&mut self, head: &SharedHead) -> SharedHeadId {
         // A burst of jobs is of one kind.
         let last = self
             .last
-            .filter(|last| self.kinds[last.index()].kind == *kind);
-        let known = last.or_else(|| self.by_kind.get(kind).copied());
-        let id = known.unwrap_or_else(|| self.add(*kind));
-        let users = self.kinds[id.index()].users.as_mut();
+            .filter(|last| self.heads[last.index()].head == *head);
+        let known = last.or_else(|| self.by_head.get(head).copied());
+        let id = known.unwrap_or_else(|| self.add(*head));
+        let users = self.heads[id.index()].users.as_mut();
         let users = users.expect("a kind that is found is not free");
         self.unused -= usize::from(*users == 0);
         *users += 1;
@@ -108,34 +108,34 @@ impl SharedHeads {
         id
     }
 
-    fn add(&mut self, kind: SharedHead) -> SharedHeadId {
+    fn add(&mut self, head: SharedHead) -> SharedHeadId {
         let counted = CountedHead {
-            kind,
+            head,
             users: Some(0),
             flow: None,
             counts: TallyCounts::default(),
             is_counted: false,
         };
         self.unused += 1;
-        adjust(&mut self.of_queues, kind.queue as usize, 1);
-        adjust(&mut self.of_tasks, kind.task.index(), 1);
+        adjust(&mut self.of_queues, head.queue as usize, 1);
+        adjust(&mut self.of_tasks, head.task.index(), 1);
         let id = match self.free.pop() {
             Some(id) => {
-                self.kinds[id.index()] = counted;
+                self.heads[id.index()] = counted;
                 id
             }
             None => {
-                self.kinds.push(counted);
-                SharedHeadId::new(self.kinds.len() - 1)
+                self.heads.push(counted);
+                SharedHeadId::new(self.heads.len() - 1)
             }
         };
-        self.by_kind.insert(kind, id);
+        self.by_head.insert(head, id);
         id
     }
 
     /// Removes a message of this kind.
-    pub(crate) fn give(&mut self, id: SharedHeadId) {
-        let users = self.kinds[id.index()].users.as_mut();
+    pub(crate) fn remove_message(&mut self, id: SharedHeadId) {
+        let users = self.heads[id.index()].users.as_mut();
         let users = users.expect("a kind in use is not free");
         *users -= 1;
         self.unused += usize::from(*users == 0);
@@ -144,7 +144,7 @@ impl SharedHeads {
     /// Counts it for the queue and the task of the kind: see [`SharedHeads::next_counted`].
     #[inline]
     pub(crate) fn count(&mut self, id: SharedHeadId, what: Counter) {
-        let counted = &mut self.kinds[id.index()];
+        let counted = &mut self.heads[id.index()];
         counted.counts[what as usize] += 1;
         if !std::mem::replace(&mut counted.is_counted, true) {
             self.counted.push(id);
@@ -158,40 +158,40 @@ impl SharedHeads {
 
     /// Takes a kind, and the counts to add to the tallies of its queue and its task.
     pub(crate) fn next_counted(&mut self) -> Option<(SharedHead, TallyCounts)> {
-        let counted = &mut self.kinds[self.counted.pop()?.index()];
+        let counted = &mut self.heads[self.counted.pop()?.index()];
         counted.is_counted = false;
-        Some((counted.kind, std::mem::take(&mut counted.counts)))
+        Some((counted.head, std::mem::take(&mut counted.counts)))
     }
 
     /// Whether there are so many unused ones that they are to be dropped.
     pub(crate) fn has_many_unused(&self) -> bool {
-        self.unused > UNUSED_KEPT + self.by_kind.len() / 2
+        self.unused > UNUSED_KEPT + self.by_head.len() / 2
     }
 
     /// Whether there are messages of the queue, in any state, or unused kinds of them are kept.
     pub(crate) fn any_of_queue(&self, queue: u32) -> bool {
-        let kinds = self.of_queues.get(queue as usize);
-        kinds.is_some_and(|kinds| *kinds > 0)
+        let heads = self.of_queues.get(queue as usize);
+        heads.is_some_and(|heads| *heads > 0)
     }
 
     pub(crate) fn any_of_task(&self, task: Name) -> bool {
-        let kinds = self.of_tasks.get(task.index());
-        kinds.is_some_and(|kinds| *kinds > 0)
+        let heads = self.of_tasks.get(task.index());
+        heads.is_some_and(|heads| *heads > 0)
     }
 
     #[inline]
     pub(crate) fn flow(&self, id: SharedHeadId) -> Option<u32> {
-        self.kinds[id.index()].flow
+        self.heads[id.index()].flow
     }
 
     pub(crate) fn set_flow(&mut self, id: SharedHeadId, flow: u32) {
-        self.kinds[id.index()].flow = Some(flow);
+        self.heads[id.index()].flow = Some(flow);
     }
 
     /// Counts the kinds that use each flow.
     pub(crate) fn users_of_flows(&self) -> BTreeMap<u32, u32> {
         let mut users = BTreeMap::new();
-        for flow in self.kinds.iter().filter_map(|counted| counted.flow) {
+        for flow in self.heads.iter().filter_map(|counted| counted.flow) {
             *users.entry(flow).or_insert(0) += 1;
         }
         users
@@ -205,26 +205,26 @@ impl SharedHeads {
             return flows;
         }
         assert!(self.counted.is_empty(), "a kind goes with its counts");
-        for (index, counted) in self.kinds.iter_mut().enumerate() {
+        for (index, counted) in self.heads.iter_mut().enumerate() {
             if counted.users == Some(0) {
                 counted.users = None;
-                self.by_kind.remove(&counted.kind);
+                self.by_head.remove(&counted.head);
                 self.free.push(SharedHeadId::new(index));
                 flows.extend(counted.flow.take());
-                adjust(&mut self.of_queues, counted.kind.queue as usize, -1);
-                adjust(&mut self.of_tasks, counted.kind.task.index(), -1);
+                adjust(&mut self.of_queues, counted.head.queue as usize, -1);
+                adjust(&mut self.of_tasks, counted.head.task.index(), -1);
             }
         }
         let used = |counted: &CountedHead| counted.users.is_some();
-        let len = self.kinds.iter().rposition(used).map_or(0, |last| last + 1);
-        if len < self.kinds.len() / 4 {
-            self.kinds.truncate(len);
-            self.kinds.shrink_to(2 * len);
+        let len = self.heads.iter().rposition(used).map_or(0, |last| last + 1);
+        if len < self.heads.len() / 4 {
+            self.heads.truncate(len);
+            self.heads.shrink_to(2 * len);
             self.free.retain(|id| id.index() < len);
             self.free.shrink_to(2 * len);
         }
-        if self.by_kind.len() < self.by_kind.capacity() / 8 {
-            self.by_kind.shrink_to(2 * self.by_kind.len());
+        if self.by_head.len() < self.by_head.capacity() / 8 {
+            self.by_head.shrink_to(2 * self.by_head.len());
         }
         self.unused = 0;
         self.last = None;
@@ -234,16 +234,16 @@ impl SharedHeads {
     /// Panics unless each kind is counted as often as here.
     pub(crate) fn assert_counts(&self, expected: &SeededMap<SharedHead, u32>) {
         let mut in_use = 0;
-        for counted in &self.kinds {
+        for counted in &self.heads {
             if let Some(users) = counted.users {
-                let found = expected.get(&counted.kind).copied().unwrap_or(0);
-                assert_eq!(users, found, "the messages of {:?}", counted.kind);
+                let found = expected.get(&counted.head).copied().unwrap_or(0);
+                assert_eq!(users, found, "the messages of {:?}", counted.head);
                 in_use += usize::from(users > 0);
             }
         }
         assert_eq!(in_use, expected.len(), "kinds in use");
         assert_eq!(
-            self.by_kind.len(),
+            self.by_head.len(),
             in_use + self.unused,
             "kinds that are kept"
         );
@@ -254,6 +254,6 @@ impl std::ops::Index<SharedHeadId> for SharedHeads {
     type Output = SharedHead;
 
     fn index(&self, id: SharedHeadId) -> &SharedHead {
-        &self.kinds[id.index()].kind
+        &self.heads[id.index()].head
     }
 }

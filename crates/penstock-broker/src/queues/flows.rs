@@ -173,7 +173,7 @@ impl Level {
     }
 
     /// Has a ready message of the flow go before others.
-    pub(crate) fn bring_forward(&mut self, slot: u32, flow: &mut Flow, handle: Handle, depth: u32) {
+    pub(crate) fn prioritize(&mut self, slot: u32, flow: &mut Flow, handle: Handle, depth: u32) {
         if flow.awaited.is_none() {
             self.awaited.push(slot);
         }

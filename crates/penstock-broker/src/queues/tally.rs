@@ -38,7 +38,7 @@ impl TallyStep {
         (u64::from(self.0) + 1) * STEP_MS
     }
 
-    fn place(self) -> usize {
+    fn minute_index(self) -> usize {
         self.0 as usize % STEPS
     }
 }
@@ -53,7 +53,7 @@ pub(crate) struct Tally {
     now: TallyCounts,
     /// Counts up to that step; `None`: nothing. (Most of many queues are used in one step only.)
     before: Option<Box<[u64; JobCounts::LEN]>>,
-    /// The steps of a minute before the last one, by [`TallyStep::place`]; `None`: they brought nothing.
+    /// The steps of a minute before the last one, by [`TallyStep::minute_index`]; `None`: they brought nothing.
     minute: Option<Box<[TallyCounts; STEPS]>>,
 }
 
@@ -98,9 +98,9 @@ impl Tally {
             self.minute = None;
         } else if self.minute.is_some() || self.now != TallyCounts::default() {
             let minute = self.minute.get_or_insert_default();
-            minute[self.last.place()] = self.now;
+            minute[self.last.minute_index()] = self.now;
             for empty in self.last.0 + 1..now.0 {
-                minute[TallyStep(empty).place()] = TallyCounts::default();
+                minute[TallyStep(empty).minute_index()] = TallyCounts::default();
             }
         }
         self.now = TallyCounts::default();
@@ -124,9 +124,9 @@ impl Tally {
             // The oldest is only partly within the minute.
             let gone_ms = steady_ms % STEP_MS;
             let part = |count: u32| (u64::from(count) * (STEP_MS - gone_ms)).div_ceil(STEP_MS);
-            for (place, counts) in minute.iter().enumerate() {
+            for (minute_index, counts) in minute.iter().enumerate() {
                 for (sum, count) in last_minute.iter_mut().zip(counts) {
-                    *sum += match place == now.place() {
+                    *sum += match minute_index == now.minute_index() {
                         true => part(*count),
                         false => u64::from(*count),
                     };

@@ -33,7 +33,7 @@ impl TaskSets {
     }
 
     /// Returns the set of these tasks of the app, which has one user more.
-    pub(crate) fn take(&mut self, app: &str, mut tasks: Vec<Name>, names: &mut Interner) -> u32 {
+    pub(crate) fn acquire(&mut self, app: &str, mut tasks: Vec<Name>, names: &mut Interner) -> u32 {
         tasks.sort_unstable();
         tasks.dedup();
         let tasks: AppTasks = (app.into(), tasks.into());
@@ -51,13 +51,13 @@ impl TaskSets {
     }
 
     /// Returns the set of the same tasks of another app, which has one user more.
-    pub(crate) fn take_for(&mut self, app: &str, set: u32, names: &mut Interner) -> u32 {
+    pub(crate) fn acquire_for(&mut self, app: &str, set: u32, names: &mut Interner) -> u32 {
         let tasks = self.sets[set].tasks.1.to_vec();
-        self.take(app, tasks, names)
+        self.acquire(app, tasks, names)
     }
 
     /// Removes a user of the set.
-    pub(crate) fn give(&mut self, set: Option<u32>, names: &mut Interner) {
+    pub(crate) fn release(&mut self, set: Option<u32>, names: &mut Interner) {
         let Some(set) = set else {
             return;
         };
@@ -117,10 +117,10 @@ mod tests {
         let mut sets = TaskSets::default();
         let mut names = Interner::default();
         let [one, two, three] = ["one", "two", "three"].map(|text| names.intern(text));
-        let shop = sets.take("shop", vec![one, two], &mut names);
-        let mail = sets.take("mail", vec![two, three], &mut names);
-        let new_shop = sets.take("shop", vec![one, two, three], &mut names);
-        let unnamed = sets.take_for("", shop, &mut names);
+        let shop = sets.acquire("shop", vec![one, two], &mut names);
+        let mail = sets.acquire("mail", vec![two, three], &mut names);
+        let new_shop = sets.acquire("shop", vec![one, two, three], &mut names);
+        let unnamed = sets.acquire_for("", shop, &mut names);
         assert_eq!(sets.shared(shop, mail), Some((two, 0)));
         assert_eq!(
             sets.shared(mail, new_shop).map(|(_, others)| others),
@@ -135,18 +135,18 @@ mod tests {
         let mut sets = TaskSets::default();
         let mut names = Interner::default();
         let [one, two, three] = ["one", "two", "three"].map(|text| names.intern(text));
-        let first = sets.take("app", vec![two, one, two], &mut names);
-        assert_eq!(sets.take("app", vec![one, two], &mut names), first);
-        let other = sets.take("app", vec![three], &mut names);
+        let first = sets.acquire("app", vec![two, one, two], &mut names);
+        assert_eq!(sets.acquire("app", vec![one, two], &mut names), first);
+        let other = sets.acquire("app", vec![three], &mut names);
         assert_eq!(sets.counts(), (2, 3));
         assert!(sets.has(Some(first), one) && !sets.has(Some(first), three));
         assert!(sets.has(Some(other), three) && sets.has(None, one));
-        sets.give(Some(first), &mut names);
+        sets.release(Some(first), &mut names);
         assert_eq!(sets.counts(), (2, 2));
         names.assert_held(&[one, two, three].map(|name| (name, 1)).into());
-        sets.give(Some(first), &mut names);
-        sets.give(Some(other), &mut names);
-        sets.give(None, &mut names);
+        sets.release(Some(first), &mut names);
+        sets.release(Some(other), &mut names);
+        sets.release(None, &mut names);
         assert_eq!(sets.counts(), (0, 0));
         names.assert_held(&BTreeMap::new());
     }

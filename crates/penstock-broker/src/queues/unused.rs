@@ -67,11 +67,11 @@ impl Broker {
 impl BrokerState {
     /// Whether there are messages, in any state, or values of such that have ended.
     fn is_of_messages(&mut self, what: Forgettable) -> bool {
-        self.drop_unused_kinds();
-        let kinds = &self.messages.kinds;
+        self.drop_unused_heads();
+        let shared_heads = &self.messages.shared_heads;
         match what {
-            Forgettable::Queue(queue) => kinds.any_of_queue(queue),
-            Forgettable::Task(task) => kinds.any_of_task(self.queues.tasks.all[task].name),
+            Forgettable::Queue(queue) => shared_heads.any_of_queue(queue),
+            Forgettable::Task(task) => shared_heads.any_of_task(self.queues.tasks.all[task].name),
         }
     }
 }

@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn what_is_oldest_comes_first_whatever_it_is() {
-        let mut ledger = LiveBases::default();
+        let mut live_bases = LiveBases::default();
         let message = |slot| Entity::Message { slot };
         let queue = |index| Entity::Queue { index };
         let all = [
@@ -150,12 +150,12 @@ mod tests {
             (6, message(11)),
         ];
         for (base, entity) in all {
-            ledger.add(Position(base), entity);
+            live_bases.add(Position(base), entity);
         }
-        let popped = std::iter::from_fn(|| ledger.pop_before(Position(6)));
+        let popped = std::iter::from_fn(|| live_bases.pop_before(Position(6)));
         let popped: Vec<(u64, Entity)> = popped.map(|(base, entity)| (base.0, entity)).collect();
         assert_eq!(popped, all[..6]);
-        let left: Vec<(Position, Entity)> = ledger.iter().collect();
+        let left: Vec<(Position, Entity)> = live_bases.iter().collect();
         assert_eq!(left, [(Position(6), message(11))]);
     }
 }

@@ -402,7 +402,7 @@ impl<'a> RecordReader<'a> {
         } else {
             (0, 0)
         };
-        let place = match (flags >> has::PLACE_SHIFT) & 3 {
+        let state = match (flags >> has::STATE_SHIFT) & 3 {
             has::READY => RecordedState::Ready,
             has::DELAYED => RecordedState::Delayed(self.when()?),
             has::HELD => RecordedState::Held(MessageId(self.array()?)),
@@ -427,7 +427,7 @@ impl<'a> RecordReader<'a> {
             enqueued_at,
             expires_at,
             result_ttl_ms,
-            place,
+            state,
         };
         if !has(has::ALSO) {
             return Ok((head, None, None));
@@ -1133,13 +1133,13 @@ impl<'a> RecordReader<'a> {
 
     fn name(&mut self, names: &mut Interner) -> Result<Name, RecordError> {
         let at = self.at;
-        let place = self.varint()?;
-        if place == 0 {
+        let index = self.varint()?;
+        if index == 0 {
             let name = names.intern(self.text()?);
             self.spelled.push(name);
             return Ok(name);
         }
-        usize::try_from(place - 1)
+        usize::try_from(index - 1)
             .ok()
             .and_then(|index| self.spelled.get(index).copied())
             .ok_or(RecordError::Malformed { what: "name", at })

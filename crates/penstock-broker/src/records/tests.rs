@@ -35,7 +35,7 @@ fn event() -> impl Strategy<Value = RecordEvent<'static>> {
         number,
         started_at,
     });
-    let place = prop_oneof![
+    let state = prop_oneof![
         Just(RecordedState::Ready),
         when.clone().prop_map(RecordedState::Delayed),
         id.clone().prop_map(RecordedState::Held),
@@ -46,12 +46,12 @@ fn event() -> impl Strategy<Value = RecordEvent<'static>> {
         any::<(u64, u8, u8, (bool, bool), u32, u64)>(),
         (id.clone(), 0..=penstock_message::HIGHEST_PRIORITY),
         (name.clone(), name.clone()),
-        (prop::option::of(when.clone()), any::<Option<u64>>(), place),
+        (prop::option::of(when.clone()), any::<Option<u64>>(), state),
     );
     let head = head.prop_map(|(plain, (id, priority), (queue, task), optional)| {
         let (number, max_deliveries, crashes, flags, attempt, enqueued_at) = plain;
         let (redelivered, has_copies) = flags;
-        let (expires_at, result_ttl_ms, place) = optional;
+        let (expires_at, result_ttl_ms, state) = optional;
         MessageHead {
             number,
             id,
@@ -68,7 +68,7 @@ fn event() -> impl Strategy<Value = RecordEvent<'static>> {
             enqueued_at,
             expires_at,
             result_ttl_ms,
-            place,
+            state,
         }
     });
     let change = (
@@ -583,7 +583,7 @@ fn a_busy_broker_writes_little_beside_the_bodies() {
             enqueued_at: time,
             expires_at: None,
             result_ttl_ms: Some(86_400_000),
-            place: RecordedState::Ready,
+            state: RecordedState::Ready,
         },
         extras: None,
         failure: None,

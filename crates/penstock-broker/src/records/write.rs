@@ -498,13 +498,13 @@ impl RecordWriter {
             || head.generation != 0
             || head.attempts_before != 0;
         let has_history = head.attempt != 0 || head.crashes != 0;
-        let place = match head.place {
+        let state = match head.state {
             RecordedState::Ready => has::READY,
             RecordedState::Delayed(_) => has::DELAYED,
             RecordedState::Held(_) => has::HELD,
             RecordedState::Leased { .. } => has::LEASED,
         };
-        let mut flags = place << has::PLACE_SHIFT;
+        let mut flags = state << has::STATE_SHIFT;
         for (flag, is_set) in [
             (has::EXPIRY, head.expires_at.is_some()),
             (has::RESULT, head.result_ttl_ms.is_some()),
@@ -535,7 +535,7 @@ impl RecordWriter {
             self.varint(u64::from(head.attempt));
             self.tag(head.crashes);
         }
-        match head.place {
+        match head.state {
             RecordedState::Ready => {}
             RecordedState::Delayed(when) => self.when(when),
             RecordedState::Held(join) => self.bytes.extend_from_slice(&join.0),
@@ -1024,9 +1024,9 @@ impl RecordWriter {
         if self.spelled.len() <= name.index() {
             self.spelled.resize(name.index() + 1, (0, 0));
         }
-        let (record, place) = self.spelled[name.index()];
+        let (record, index) = self.spelled[name.index()];
         if record == self.records {
-            self.varint(u64::from(place));
+            self.varint(u64::from(index));
             return;
         }
         self.names_spelled += 1;

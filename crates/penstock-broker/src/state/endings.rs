@@ -99,7 +99,7 @@ impl BrokerState {
                 self.report(member, base, failure);
             }
             Ending::Unrun { ended, kept } => {
-                let keeps_value = kept && self.messages.kind(slot).result_ttl_ms.is_some();
+                let keeps_value = kept && self.messages.shared_head(slot).result_ttl_ms.is_some();
                 match keeps_value {
                     true => self.leave_value(slot, ended),
                     false => is_last = self.forget_message(slot, None),
@@ -142,7 +142,7 @@ impl BrokerState {
         }
         let removed = self.messages.remove(slot);
         self.live_bytes -= removed.journal_bytes;
-        self.ledger.abandon();
+        self.live_bases.abandon();
         removed.is_last
     }
 
@@ -168,7 +168,7 @@ impl BrokerState {
     }
 
     fn count_ended(&mut self, slot: u32) {
-        let ttl_ms = self.messages.kind(slot).result_ttl_ms.unwrap_or(0);
+        let ttl_ms = self.messages.shared_head(slot).result_ttl_ms.unwrap_or(0);
         let number = self.messages[slot].number();
         self.ends.push(ttl_ms, slot, number);
         self.wait_for_ended_values(ttl_ms);
@@ -202,15 +202,15 @@ impl BrokerState {
     pub(super) fn remove_ended(&mut self, slot: u32) {
         self.names.release(self.messages.ended(slot).reason);
         self.live_bytes -= self.messages.remove_ended(slot);
-        self.ledger.abandon();
-        self.ends.forget_one();
+        self.live_bases.abandon();
+        self.ends.note_removed();
     }
 
     /// Restores values that were carried forward; returns their places, by number.
     pub(crate) fn restore_ends(&mut self, ends: &KeptEnds<'_>, end: &KeptEnd) -> u32 {
         self.numbers = self.numbers.max(end.number);
         self.forget_value(&Key::Result(end.id));
-        let kind = crate::messages::shared_heads::SharedHead {
+        let shared_head = crate::messages::shared_heads::SharedHead {
             queue: self.queues.find_or_create(ends.queue, &mut self.names),
             task: ends.task,
             priority: 0,
@@ -231,9 +231,9 @@ impl BrokerState {
         let position = self.position;
         let slot = self
             .messages
-            .insert_ended(end.id, end.number, &kind, position, ended);
+            .insert_ended(end.id, end.number, &shared_head, position, ended);
         self.live_bytes += self.messages.journal_bytes(slot);
-        self.ledger.add(position, Entity::Message { slot });
+        self.live_bases.add(position, Entity::Message { slot });
         self.count_ended(slot);
         slot
     }
@@ -259,10 +259,12 @@ impl BrokerState {
         self.renumber_claim(slot, was);
         self.messages.set_expiry(slot, None);
         self.messages.set_redelivered(slot, false);
-        self.messages.set_kind(slot, |kind| {
-            kind.crashes = kind.crashes.saturating_add(u8::from(failure.crashed));
+        self.messages.set_shared_head(slot, |shared_head| {
+            shared_head.crashes = shared_head
+                .crashes
+                .saturating_add(u8::from(failure.crashed));
         });
-        self.messages.set_rests(slot, self.rests);
+        self.messages.set_rests(slot, self.safe_after);
         self.names.hold(failure.class);
         self.messages.set_failure(slot, Some(owned(failure)));
         self.live_bytes += self.messages.journal_bytes(slot);
@@ -299,14 +301,14 @@ impl BrokerState {
         self.numbers = self.numbers.max(to);
         let queue = self.queues.find_or_create(queue, &mut self.names);
         self.messages.set_number(slot, to);
-        self.messages.set_kind(slot, |kind| {
-            kind.queue = queue;
-            kind.crashes = 0;
-            kind.generation = kind.generation.saturating_add(1);
-            kind.attempt = kind.attempt.saturating_add(1);
-            kind.attempts_before = kind.attempt;
+        self.messages.set_shared_head(slot, |shared_head| {
+            shared_head.queue = queue;
+            shared_head.crashes = 0;
+            shared_head.generation = shared_head.generation.saturating_add(1);
+            shared_head.attempt = shared_head.attempt.saturating_add(1);
+            shared_head.attempts_before = shared_head.attempt;
         });
-        self.messages.set_rests(slot, self.rests);
+        self.messages.set_rests(slot, self.safe_after);
         if let Some(claim) = self.messages.claim(slot).cloned() {
             self.own(slot, claim);
         }
@@ -319,7 +321,7 @@ impl BrokerState {
     /// Hashes class and task, by which failures that the broker finds itself are grouped. FNV-1a, from
     /// the authors' page, because the journal keeps it.
     pub(crate) fn fingerprint(&self, slot: u32, class: &str) -> u64 {
-        let task = self.names.text(self.messages.kind(slot).task);
+        let task = self.names.text(self.messages.shared_head(slot).task);
         let bytes = class.bytes().chain([0]).chain(task.bytes());
         bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
@@ -344,11 +346,11 @@ impl BrokerState {
 
     /// Returns the run of a job that ends now, for its value.
     pub(crate) fn run_of(&self, slot: u32, ended_at: u64) -> RunHead {
-        let kind = self.messages.kind(slot);
+        let shared_head = self.messages.shared_head(slot);
         RunHead {
-            queue: self.queues[kind.queue].name,
-            attempt: kind.attempt,
-            generation: kind.generation,
+            queue: self.queues[shared_head.queue].name,
+            attempt: shared_head.attempt,
+            generation: shared_head.generation,
             ended_at,
         }
     }

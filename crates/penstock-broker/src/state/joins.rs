@@ -59,7 +59,7 @@ impl BrokerState {
             }
         }
         let join = &self.joins[slot];
-        self.ledger.add(
+        self.live_bases.add(
             self.position,
             Entity::Join {
                 slot,
@@ -344,14 +344,14 @@ impl BrokerState {
                     None => self.make_ready(handle.slot),
                 }
                 if self.messages[handle.slot].is_ready() {
-                    self.bring_back_forward(handle.slot);
+                    self.reprioritize(handle.slot);
                 }
                 if !self.marks.is_empty() && self.is_purged(handle.slot) {
                     let queue = self.messages.queue(handle.slot);
                     self.queues[queue].rare_mut().ending += 1;
                 }
-                let rests = self.messages.rests(handle.slot).and(self.rests);
-                self.messages.set_rests(handle.slot, rests);
+                let safe_after = self.messages.safe_after(handle.slot).and(self.safe_after);
+                self.messages.set_rests(handle.slot, safe_after);
                 self.cool_when_safe(handle.slot);
             }
         }
@@ -529,7 +529,7 @@ impl BrokerState {
             self.joins_over.remove(&(join.over_at, join.id));
         }
         self.live_bytes -= join.journal_bytes();
-        self.ledger.abandon();
+        self.live_bases.abandon();
         join
     }
 }

@@ -26,11 +26,11 @@ impl BrokerState {
         if let Some(run) = run {
             self.names.hold(run.queue);
         }
-        let at = (self.position, self.rests);
+        let at = (self.position, self.safe_after);
         let stored = StoredValue::new(key, value, group, expires_at, run, at);
         self.live_bytes += stored.bytes();
         let (slot, number) = self.keys.insert(stored);
-        self.ledger
+        self.live_bases
             .add(self.position, Entity::Value { slot, number });
         if let Some(at) = expires_at.filter(|at| *at != NEVER) {
             self.timers
@@ -71,7 +71,7 @@ impl BrokerState {
     pub(super) fn forget_value(&mut self, key: &Key) {
         if let Some(stored) = self.keys.remove(key) {
             self.live_bytes -= stored.bytes();
-            self.ledger.abandon();
+            self.live_bases.abandon();
             self.names.release(stored.group);
             if let Some(run) = stored.run {
                 self.names.release(run.head().queue);
@@ -119,7 +119,7 @@ impl BrokerState {
             && !entry.has_copies()
             && !is_step
             && self.messages.member(slot).is_none()
-            && self.told_end(slot).is_none()
+            && self.decided_end(slot).is_none()
             && self.mark_that_cancels(slot).is_none()
     }
 

@@ -3,7 +3,7 @@
 use penstock_faults::planted;
 
 use super::{Adjust, BrokerState, MARK_BYTES};
-use crate::bodies::prefetch::near_at;
+use crate::bodies::prefetch::prefetch_at;
 use crate::clock::ClockTime;
 use crate::messages::{EntryState, Handle};
 use crate::queues::Forgettable;
@@ -20,12 +20,12 @@ impl BrokerState {
         mark.names().for_each(|name| self.names.hold(name));
         if let Some((was, _)) = self.marks.insert(mark.number, (mark, base)) {
             was.names().for_each(|name| self.names.release(name));
-            self.ledger.abandon();
+            self.live_bases.abandon();
         } else {
             self.live_bytes += MARK_BYTES;
         }
         let number = mark.number;
-        self.ledger.add(base, Entity::Mark { number });
+        self.live_bases.add(base, Entity::Mark { number });
         if mark.what == MarkedFor::Purge
             && let Some(name) = mark.queue
         {
@@ -43,7 +43,7 @@ impl BrokerState {
             return;
         };
         self.live_bytes -= MARK_BYTES;
-        self.ledger.abandon();
+        self.live_bases.abandon();
         mark.names().for_each(|name| self.names.release(name));
         if mark.what == MarkedFor::Purge
             && let Some(queue) = mark.queue.and_then(|name| self.queues.find(name))
@@ -62,7 +62,7 @@ impl BrokerState {
     }
 
     /// Returns the end of a message that is only still to be ended: clients that wait for it may have been told.
-    pub(crate) fn told_end(&self, slot: u32) -> Option<UnrunCause> {
+    pub(crate) fn decided_end(&self, slot: u32) -> Option<UnrunCause> {
         if self.is_purged(slot) {
             return Some(UnrunCause::Purged);
         }
@@ -97,8 +97,8 @@ impl BrokerState {
         self.messages.set_state(slot, EntryState::Ready);
         let is_unknown = self.push_ready(slot);
         self.has_new_work = true;
-        let kind = self.messages.kind(slot);
-        let (queue, task) = (kind.queue, kind.task);
+        let shared_head = self.messages.shared_head(slot);
+        let (queue, task) = (shared_head.queue, shared_head.task);
         if is_unknown && !self.queues[queue].rare().told_unknown.contains(&task) {
             self.wait_for_unknown(queue);
         }
@@ -116,7 +116,7 @@ impl BrokerState {
     #[inline]
     pub(super) fn flow(&mut self, slot: u32) -> u32 {
         self.messages.flow(slot).unwrap_or_else(|| {
-            let flow = self.queues.take_flow(self.messages.kind(slot));
+            let flow = self.queues.acquire_flow(self.messages.shared_head(slot));
             self.messages.set_flow(slot, flow);
             flow
         })
@@ -176,21 +176,21 @@ impl BrokerState {
         queue.delayed_bytes += self.messages.body_bytes(slot);
         match self.lacks_body(slot) {
             true => {
-                let at = near_at(when.at);
+                let at = prefetch_at(when.at);
                 self.timers
-                    .set(ClockTime { at, ..when }, Timer::Near { number, slot });
+                    .set(ClockTime { at, ..when }, Timer::Prefetch { number, slot });
             }
             false => self.timers.set(when, Timer::Due { number, slot }),
         }
     }
 
     /// Makes a delayed message ready that has come due. The journal has its time, so no event is needed.
-    pub(crate) fn come_due(&mut self, slot: u32) {
+    pub(crate) fn end_delay(&mut self, slot: u32) {
         let queue = &mut self.queues[self.messages.queue(slot)];
         queue.delayed -= 1;
         queue.delayed_bytes -= self.messages.body_bytes(slot);
         self.make_ready(slot);
-        self.bring_back_forward(slot);
+        self.reprioritize(slot);
     }
 
     /// Reviews all queues after a recovery, in which many have been served since.

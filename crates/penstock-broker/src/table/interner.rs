@@ -36,7 +36,7 @@ pub(crate) struct Interner {
     /// Number of names that nobody holds.
     unheld: usize,
     free: Vec<Name>,
-    /// Names that were asked for last, by [`recent_place`]: a burst of jobs is of a few names, and to compare one
+    /// Names that were asked for last, by [`recent_index`]: a burst of jobs is of a few names, and to compare one
     /// costs less than to hash it.
     recent: [Option<Name>; RECENT],
 }
@@ -45,7 +45,7 @@ const RECENT: usize = 16;
 /// Names that nobody holds are kept up to this number and half of those that are held: most come back.
 const UNHELD_KEPT: usize = 1024;
 
-fn recent_place(text: &str) -> usize {
+fn recent_index(text: &str) -> usize {
     let last = text.as_bytes().last().copied().unwrap_or(0);
     (text.len() + usize::from(last)) % RECENT
 }
@@ -64,8 +64,8 @@ impl Interner {
     }
 
     pub(crate) fn intern(&mut self, text: &str) -> Name {
-        let place = recent_place(text);
-        if let Some(name) = self.recent[place]
+        let index = recent_index(text);
+        if let Some(name) = self.recent[index]
             && self.text(name) == text
         {
             return name;
@@ -74,7 +74,7 @@ impl Interner {
             Some(name) => *name,
             None => self.add(text),
         };
-        self.recent[place] = Some(name);
+        self.recent[index] = Some(name);
         name
     }
 

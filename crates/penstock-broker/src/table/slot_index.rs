@@ -42,8 +42,8 @@ impl Hash {
     pub(crate) fn shard(self) -> usize {
         let part = f64::from(self.0) / (1_u64 << 32) as f64;
         // So large a part of all has a place below this one: (2 place + place^2) / 3.
-        let place = (1.0 + 3.0 * part).sqrt() - 1.0;
-        (place * SHARDS as f64) as usize
+        let entry = (1.0 + 3.0 * part).sqrt() - 1.0;
+        (entry * SHARDS as f64) as usize
     }
 
     /// Mixes the hash for a table, which takes a place from the lowest bits and a tag from the highest. (Those that
@@ -81,7 +81,7 @@ impl SlotIndex {
     pub(crate) fn reserve(&mut self, more: usize) {
         for (index, shard) in self.shards.iter_mut().enumerate() {
             let share = share(index, more);
-            shard.reserve(share + share / 16, |place| place.hash.spread());
+            shard.reserve(share + share / 16, |entry| entry.hash.spread());
         }
     }
 
@@ -94,8 +94,8 @@ impl SlotIndex {
     /// Inserts a slot. The caller knows that there is none yet.
     pub(crate) fn insert(&mut self, hash: Hash, slot: u32) {
         let shard = &mut self.shards[hash.shard()];
-        shard.insert_unique(hash.spread(), IndexEntry { hash, slot }, |place| {
-            place.hash.spread()
+        shard.insert_unique(hash.spread(), IndexEntry { hash, slot }, |entry| {
+            entry.hash.spread()
         });
     }
 
@@ -114,16 +114,16 @@ impl SlotIndex {
     pub(crate) fn remove(&mut self, hash: Hash, is_it: impl Fn(u32) -> bool) -> Option<u32> {
         let shard = &mut self.shards[hash.shard()];
         let found = shard.find_entry(hash.spread(), is_entry(hash, is_it));
-        let (place, _) = found.ok()?.remove();
+        let (entry, _) = found.ok()?.remove();
         if shard.capacity() > SMALL && shard.len() < shard.capacity() / 8 {
-            shard.shrink_to(2 * shard.len(), |place| place.hash.spread());
+            shard.shrink_to(2 * shard.len(), |entry| entry.hash.spread());
         }
-        Some(place.slot)
+        Some(entry.slot)
     }
 }
 
 fn is_entry(hash: Hash, is_it: impl Fn(u32) -> bool) -> impl Fn(&IndexEntry) -> bool {
-    move |place| place.hash == hash && is_it(place.slot)
+    move |entry| entry.hash == hash && is_it(entry.slot)
 }
 
 #[cfg(test)]
@@ -167,11 +167,11 @@ mod tests {
             |index: &SlotIndex| -> usize { index.shards.iter().map(HashTable::capacity).sum() };
         let full = capacity(&index);
         assert!(full < 3 * count as usize, "{full} places for {count} slots");
-        for (place, shard) in index.shards.iter().enumerate() {
-            let expected = share(place, count as usize);
+        for (entry, shard) in index.shards.iter().enumerate() {
+            let expected = share(entry, count as usize);
             assert!(
                 shard.len().abs_diff(expected) < expected / 4,
-                "{} in shard {place}, which should have about {expected}",
+                "{} in shard {entry}, which should have about {expected}",
                 shard.len()
             );
         }

@@ -37,7 +37,7 @@ impl SlotTimes {
 
     #[inline]
     pub(crate) fn set(&mut self, slot: u32, when: Option<ClockTime>) {
-        let (index, place) = (slot as usize / CHUNK, slot as usize % CHUNK);
+        let (index, at) = (slot as usize / CHUNK, slot as usize % CHUNK);
         if self.chunks.len() <= index {
             self.chunks.resize_with(index + 1, || None);
         }
@@ -49,7 +49,7 @@ impl SlotTimes {
         let time = when.map_or(NO_TIME, |when| {
             (when.at.min(u64::MAX >> 2) + 1) << 1 | u64::from(when.clock == WhichClock::Wall)
         });
-        let was = std::mem::replace(&mut chunk.times[place], time);
+        let was = std::mem::replace(&mut chunk.times[at], time);
         let (is, was) = (usize::from(time != NO_TIME), usize::from(was != NO_TIME));
         chunk.len = chunk.len + is as u32 - was as u32;
         self.len = self.len + is - was;

@@ -26,7 +26,7 @@ impl Broker {
     }
 
     /// Refuses the wait of the deepest job that holds a slot, where nothing that it waits for can go on.
-    pub(crate) fn look_at_held(&mut self) {
+    pub(crate) fn refuse_stalled_waits(&mut self) {
         let now = self.clocks.mono();
         if self.consumers.next_look.is_none_or(|at| at > now) {
             return;
@@ -71,11 +71,11 @@ impl Broker {
             for slot in copies {
                 match state.messages.state(slot) {
                     EntryState::Ready => {
-                        let kind = state.messages.kind(slot);
-                        let place = (kind.queue, kind.task);
-                        let can_be_run = *takers
-                            .entry(place)
-                            .or_insert_with(|| self.can_be_run(kind.queue, kind.task));
+                        let shared_head = state.messages.shared_head(slot);
+                        let queue_and_task = (shared_head.queue, shared_head.task);
+                        let can_be_run = *takers.entry(queue_and_task).or_insert_with(|| {
+                            self.can_be_run(shared_head.queue, shared_head.task)
+                        });
                         if can_be_run {
                             return true;
                         }

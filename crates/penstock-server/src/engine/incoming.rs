@@ -244,10 +244,10 @@ impl Engine {
     fn pass_schedules(&mut self, most_ms: u64) -> Option<u64> {
         let until = self.now.wall_ms.saturating_add(most_ms);
         let begun = self.now.wall_ms;
-        let given = self.broker.given_by_clock();
+        let given = self.broker.clock_progress();
         for _ in 0..TIMES_PASSED {
             self.decide_schedules();
-            if self.broker.given_by_clock() != given {
+            if self.broker.clock_progress() != given {
                 return None;
             }
             let left_ms = until - self.now.wall_ms;
