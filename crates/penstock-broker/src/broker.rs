@@ -1,4 +1,4 @@
-//! The broker: inputs come in here, and records and outputs leave here.
+//! The broker: takes inputs, and returns records and outputs.
 
 use std::collections::VecDeque;
 
@@ -25,63 +25,63 @@ use crate::state::BrokerState;
 use crate::timers::Timer;
 use crate::{BrokerOptions, ConnId, Input, Now, Output, Position};
 
-/// Bytes of bodies that go into one output, unless one alone has more: others get their turn.
+/// Most bytes of bodies in one output, unless a single body is larger: others get their turn.
 const OUTPUT_TARGET_BYTES: usize = 1 << 20;
-/// Most orders to stop a job in one output.
+/// Most stop orders in one output.
 const CANCELS_AT_ONCE: usize = 1024;
 
 #[derive(Debug)]
 pub struct Broker {
     pub(crate) options: BrokerOptions,
     pub(crate) epoch: u32,
-    /// The last grant that the journal knew of at the start, as (epoch, number): later ones were lost.
+    /// Last grant that the journal knew at the start, as (epoch, number). Later ones were lost.
     pub(crate) last_grant: (u32, u64),
     pub(crate) clocks: Clocks,
     pub(crate) state: BrokerState,
     pub(crate) connections: FxHashMap<ConnId, ClientConnection>,
     pub(crate) effects: HeldEffects,
-    /// The record that is being written.
+    /// Writer of the current record.
     pub(crate) writer: RecordWriter,
     records: VecDeque<Record>,
     next_position: Position,
-    /// Positions that everything decided so far rests on; effects staged now wait for them.
+    /// Positions that all decisions so far depend on. New effects wait for them.
     pub(crate) everything: SafeAfter,
-    /// Sessions with decisions that are not safe yet.
+    /// Sessions with decisions that are not yet safe.
     unconfirmed: Vec<u32>,
     pub(crate) consumers: QueueConsumers,
-    /// Connections that have something to be sent, in turn.
+    /// Connections that have output to send, in turn.
     output_queue: VecDeque<ConnId>,
-    /// Outputs that wait for nothing and belong before the others.
+    /// Outputs that wait for nothing and go before all others.
     pub(crate) outbox: VecDeque<Output>,
     pub(crate) reading: Reading,
     pub(crate) relay: Relay,
     pub(crate) pending_parts_bytes: usize,
-    /// Number of transactions that were checked.
+    /// Number of checked transactions.
     pub(crate) checks: u64,
-    /// Memory for the next check.
+    /// Memory reused by the next check.
     pub(crate) checking: Option<Box<Checking>>,
     pub(crate) spare_leased: Vec<u32>,
-    /// Members of the transaction at hand that may have come to unsealed joins, by join.
+    /// Members that the current transaction may have added to unsealed joins, by join.
     pub(crate) grown: Vec<(JoinId, u32)>,
-    /// Messages that the transaction at hand has added to workflows that are cancelled, and these.
+    /// Messages that the current transaction has added to cancelled workflows, and those workflows.
     pub(crate) latecomers: Vec<(MessageId, MessageId)>,
     pub(crate) chores: Chores,
     pub(crate) operations: Operations,
-    /// Work that may still be done before everything is polled again: see `chores.rs`.
+    /// Work that may still be done before the next poll: see `chores.rs`.
     pub(crate) budget: usize,
-    /// Number of events of the record at hand that the broker has added itself.
+    /// Number of events that the broker itself has added to the current record.
     pub(crate) added: usize,
     pub(crate) space: Space,
-    /// Whether operations may go on even on the last reserve of the disk.
+    /// Whether operations may continue even on the last reserve of the disk.
     pub(crate) steps_fit: bool,
-    /// Fewest jobs that ran at a time since there is no space for leases.
+    /// Fewest jobs that ran at a time since the disk has had no space for leases.
     pub(crate) fewest_running: Option<usize>,
-    /// Bytes of records that fit on the disk, where the shell has looked.
+    /// Bytes of records that fit on the disk, if the shell has checked.
     pub(crate) room_bytes: u64,
-    /// The memory limit, while the process is at it.
+    /// Memory limit, while the process has reached it.
     pub(crate) memory_is_full: Option<u64>,
-    pub(crate) counts: BrokerCounts,
-    /// Whether the record at hand must be on disk, however durable its transactions asked to be.
+    pub(crate) counts: Counts,
+    /// Whether the current record must be on disk, whatever durability its transactions asked for.
     must_be_safe: bool,
 }
 
@@ -139,7 +139,7 @@ impl Broker {
         broker
     }
 
-    /// Handles an input that happened at this time.
+    /// Handles an input that happened at time `now`.
     pub fn handle(&mut self, now: Now, input: Input) {
         self.handle_deadline(now);
         match input {
@@ -208,7 +208,7 @@ impl Broker {
         self.state.sweep();
     }
 
-    /// Handles the time that `next_deadline` named, or any other.
+    /// Handles the time that `next_deadline` returned, or any other.
     pub fn handle_deadline(&mut self, now: Now) {
         self.clocks.advance(now);
         self.state.queues.now_ms = self.clocks.steady();
@@ -220,7 +220,7 @@ impl Broker {
             self.state.queues.now = now;
         }
         if self.clocks.take_step() {
-            // Synced, though nobody waits for it: all that is counted down rests on it after a crash.
+            // Synced although no client waits for it: after a crash all countdowns depend on it.
             self.begin(Durability::Disk);
             self.record_clocks();
             self.seal(Durability::Disk);
@@ -231,7 +231,7 @@ impl Broker {
         self.refuse_stalled_waits();
     }
 
-    /// Notes that the journal has written all records up to this one to the operating system.
+    /// Notes that the journal has written all records up to `through` to the operating system.
     pub fn handle_written(&mut self, through: Position) {
         assert!(
             through < self.next_position,
@@ -241,7 +241,7 @@ impl Broker {
         self.release_effects();
     }
 
-    /// Notes that the journal has synced all records up to this one to disk.
+    /// Notes that the journal has synced all records up to `through` to disk.
     pub fn handle_durable(&mut self, through: Position) {
         assert!(
             through < self.next_position,
@@ -255,8 +255,8 @@ impl Broker {
         self.release_effects();
     }
 
-    /// Returns the next record for the journal. To be called until `None` once inputs have been handled: this
-    /// is when work is handed out.
+    /// Returns the next record for the journal. Call it until it returns `None` once inputs have been handled: this is
+    /// when work is handed out.
     pub fn poll_record(&mut self) -> Option<Record> {
         if self.records.is_empty() {
             self.hand_out();
@@ -267,8 +267,8 @@ impl Broker {
         self.records.pop_front()
     }
 
-    /// Returns the next output to carry out. To be called until `None` after records have been polled, and after
-    /// the journal has come further.
+    /// Returns the next output to carry out. Call it until it returns `None` after records have been polled, and
+    /// whenever the journal has progressed.
     pub fn poll_output(&mut self) -> Option<Output> {
         if let Some(output) = self.outbox.pop_front() {
             return Some(output);
@@ -286,7 +286,7 @@ impl Broker {
         None
     }
 
-    /// Returns the time to call `handle_deadline`, on the monotonic clock. It changes with every call.
+    /// Returns the time to call `handle_deadline`, on the monotonic clock. Any call may change it.
     pub fn next_deadline(&self) -> Option<u64> {
         if self.has_chores() {
             return Some(self.clocks.mono());
@@ -295,40 +295,40 @@ impl Broker {
         let looks = self.consumers.next_look;
         let asks = asks.into_iter().chain(looks).min();
         if self.space == Space::NoSettlements {
-            // What a timer does may want space. It is looked at again once there is some.
+            // Timers may need space. They are checked again once there is some.
             return asks;
         }
         let timers = self.state.timers.next_deadline(&self.clocks);
         timers.into_iter().chain(asks).min()
     }
 
-    /// Returns the position of the next record that will be polled or written.
+    /// Returns the position of the next record to be polled or written.
     pub fn next_position(&self) -> Position {
         self.records
             .front()
             .map_or(self.next_position, |record| record.position)
     }
 
-    /// Returns roughly the bytes that the journal needs to hold all live things.
+    /// Returns roughly how many bytes the journal needs to hold all live things.
     pub fn live_bytes(&self) -> u64 {
         self.state.live_bytes
     }
 
-    /// Returns the decision on a transaction, whether or not its client may be told yet; `None`: there is none.
-    /// For observers such as the simulator.
+    /// Returns the decision on a transaction, whether or not its client may learn it yet; `None` if there is none. For
+    /// observers such as the simulator.
     pub fn decision(&self, session: &SessionId, seq: u64) -> Option<Receipt> {
         let session = &self.state.sessions[self.state.sessions.find(session)?];
         (seq <= session.applied).then(|| session.receipt(seq))
     }
 
-    /// Whether the message has been handed out, though its delivery may still wait here, for its body or
-    /// for the disk. For observers, too.
+    /// Whether the message has been handed out, even if its delivery still waits for its body or the disk. For
+    /// observers such as the simulator.
     pub fn is_handed_out(&self, id: &MessageId) -> bool {
         let messages = &self.state.messages;
         messages.copies(id).any(|slot| messages[slot].is_leased())
     }
 
-    /// Returns the epoch and the number of the last hand-out. For the simulator.
+    /// Returns the epoch and number of the last hand-out. For the simulator.
     pub fn last_hand_out(&self) -> (u32, u64) {
         (self.epoch, self.state.grants)
     }
@@ -339,13 +339,13 @@ impl Broker {
         messages.copies(id).any(|slot| messages[slot].is_failed())
     }
 
-    /// Whether a message with this id is there, in any state. For the simulator.
+    /// Whether a message with this id exists, in any state. For the simulator.
     pub fn holds(&self, id: &MessageId) -> bool {
         self.state.messages.holds(id)
     }
 
-    /// Returns the members of a join that have reported their ends, and whether one of them has failed it; `None`:
-    /// it is not there, or it has released what it held. For the simulator.
+    /// Returns the members of a join that have reported their ends, and whether any of them has failed the join.
+    /// Returns `None` if the join does not exist or has released the messages it held. For the simulator.
     pub fn join_members(&self, id: &JoinId) -> Option<(Vec<u32>, bool)> {
         let join = &self.state.joins[self.state.joins.find(id)?];
         if join.is_released {
@@ -359,15 +359,15 @@ impl Broker {
         Some((arrived.collect(), join.is_over))
     }
 
-    /// Whether failed jobs were dropped since the broker started: for want of space, for their age, or because
-    /// there were too many. For the simulator.
+    /// Whether failed jobs were dropped since the broker started: for lack of space, for their age, or because there
+    /// were too many. For the simulator.
     pub fn has_dropped_failed(&self) -> bool {
         self.state.failed.dropped > 0
     }
 
     // --- records
 
-    /// Begins a record: everything until `seal` stands in it.
+    /// Begins a record. Everything until `seal` goes into it.
     pub(crate) fn begin(&mut self, durability: Durability) {
         debug_assert!(self.writer.is_empty());
         self.added = 0;
@@ -380,7 +380,7 @@ impl Broker {
         self.writer.push(&self.state.names, event);
     }
 
-    /// Records all that the next broker needs to go on with the steady clock.
+    /// Records everything that the next broker needs to continue the steady clock.
     pub(crate) fn record_clocks(&mut self) {
         let steady = self.clocks.steady();
         self.record(&RecordEvent::ClockSet { steady });
@@ -389,7 +389,7 @@ impl Broker {
         }
     }
 
-    /// Makes the record at hand wait for the disk before anybody sees the changes from here on.
+    /// Makes changes from here on visible only once the current record is on disk.
     pub(crate) fn must_be_safe(&mut self) {
         self.must_be_safe = true;
         self.state
@@ -397,7 +397,7 @@ impl Broker {
             .add(self.next_position, Durability::Disk);
     }
 
-    /// Ends the record, and tells watchers of its changes.
+    /// Ends the record, and notifies watchers of its changes.
     pub(crate) fn seal(&mut self, mut durability: Durability) {
         self.settle_workflows();
         assert!(
@@ -423,7 +423,7 @@ impl Broker {
         self.watch_unserved();
     }
 
-    /// Sets a timer for each queue that has come to have work and no consumer to take it.
+    /// Sets a timer for each queue that now has work and no consumer.
     fn watch_unserved(&mut self) {
         for queue in std::mem::take(&mut self.state.newly_unserved) {
             let found = self.state.queues.get(queue);
@@ -448,7 +448,7 @@ impl Broker {
 
     // --- effects
 
-    /// Releases the effect as soon as it is safe.
+    /// Emits the effect as soon as it is safe.
     pub(crate) fn effect(&mut self, safe_after: SafeAfter, effect: Effect) {
         if let Some(effect) = self.effects.hold(safe_after, effect) {
             self.emit(effect);
@@ -485,7 +485,7 @@ impl Broker {
                 connection.cancels.push_back((message, grant));
             }
             Effect::Value { key, state, .. } => {
-                // It may have been answered meanwhile, by a record that waited for less.
+                // A record that waited for less may already have answered it.
                 let is_stale = state == KeyState::Pending
                     && !self.state.keys.watchers.watches(connection.session, &key);
                 if !is_stale {
@@ -507,7 +507,7 @@ impl Broker {
         self.unconfirmed = unconfirmed;
     }
 
-    /// Confirms safe transactions to the session; true while there are more to come.
+    /// Confirms safe transactions to the session. Returns whether more will follow.
     fn confirm(&mut self, index: u32) -> bool {
         let Some(session) = self.state.sessions.get_mut(index) else {
             return false;
@@ -610,11 +610,11 @@ impl Broker {
         while bytes < OUTPUT_TARGET_BYTES
             && (deliveries.is_empty() || !perhaps!("say-little"))
             && let Some(first) = connection.deliveries.front()
-            // A body that is being read calls for the connection when it comes.
+            // A body that is being read puts the connection into the queue when it arrives.
             && !self.state.awaits_body(first.message)
             && let Some(first) = connection.deliveries.pop_front()
         {
-            // Those that were not looked at yet have no bytes here.
+            // Deliveries that have not been looked at have no bytes counted here.
             connection.ahead = connection.ahead.saturating_sub(1);
             connection.ahead_bytes -= first.bytes;
             connection.unsent -= 1;
@@ -655,7 +655,7 @@ impl Broker {
                 "only the process around a broker has a clock".to_owned(),
             ),
         };
-        // How the broker is must be told also while its disk is full, or slow. Nothing rests on it.
+        // Status must be available even while the disk is full or slow, so it waits for nothing.
         let safe_after = match query {
             Query::Status(_) | Query::Operation(_) => SafeAfter::default(),
             _ => self.everything,

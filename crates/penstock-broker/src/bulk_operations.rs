@@ -1,9 +1,9 @@
-//! Operations on many messages: a purge, and operations on all that match a filter.
+//! Operations on many messages: purges, and operations on all messages that match a filter.
 //!
-//! An operation is decided when its [`Mark`] is written, which names no message; it means those with
-//! lower numbers than its own. A mark is on disk before its operation is confirmed. From then on no
-//! purged message is handed out, nor by the broker that comes after a crash; the messages end in steps (see
-//! `chores.rs`), and once none is left, the mark is over.
+//! An operation is decided when its [`Mark`] is written. A mark names no messages; it covers those with lower numbers
+//! than its own. A mark is on disk before its operation is confirmed. From then on no purged message is handed out,
+//! even by the next broker after a crash. The messages end in steps (see `chores.rs`), and once none is left, the mark
+//! is over.
 
 use std::collections::VecDeque;
 
@@ -18,9 +18,9 @@ use crate::messages::EntryState;
 use crate::records::{Mark, MarkedFor, RecordEvent, UnrunCause};
 use crate::table::interner::Name;
 
-/// Time for which an operation that is over is remembered.
+/// Time for which a finished operation is remembered.
 const REMEMBERED_MS: u64 = 600_000;
-/// Most operations that are remembered.
+/// Most finished operations that are remembered.
 const REMEMBERED: usize = 1024;
 /// Number of messages that a step looks at, whether they match or not.
 const LOOKED_AT: usize = 8192;
@@ -29,22 +29,22 @@ pub(crate) const PURGED: &str = "its queue was purged";
 /// Reason of jobs that are cancelled at a deadline.
 const OVERDUE: &str = "the deadline of its workflow has passed";
 
-/// An operation, and how far it has come.
+/// Operations that are under way, and finished ones.
 #[derive(Debug, Default)]
 pub(crate) struct Operations {
     under_way: std::collections::BTreeMap<u64, MarkProgress>,
-    /// Operations that are over, as (operation, status, end on the monotonic clock).
+    /// Finished operations, as (operation, status, end on the monotonic clock).
     over: VecDeque<(u64, OperationStatus, u64)>,
 }
 
 #[derive(Debug, Default)]
 struct MarkProgress {
     status: OperationStatus,
-    /// Place where the next step looks: a slot of a message, or the number of a failed job.
+    /// Where the next step starts: the slot of a message, or the number of a failed job.
     cursor: u64,
-    /// Whether all ready messages of a purged queue have been ended; delayed ones may be left.
+    /// Whether all ready messages of a purged queue have ended. Delayed ones may be left.
     ready_is_done: bool,
-    /// Whether the last jobs of a cancelled workflow have been ended.
+    /// Whether the last jobs of a cancelled workflow have ended.
     last_are_done: bool,
 }
 
@@ -84,7 +84,7 @@ impl Broker {
         &mut progress.status
     }
 
-    /// Counts a running job that an operation leaves alone, and that its steps have not come to.
+    /// Counts a running job that an operation spares before its steps have reached it.
     pub(crate) fn count_spared(&mut self, number: u64, slot: u32) {
         let progress = self.operations.under_way.entry(number).or_default();
         if u64::from(slot) >= progress.cursor {
@@ -93,7 +93,7 @@ impl Broker {
         }
     }
 
-    /// Decides an operation; returns its number, by which people ask for it.
+    /// Decides an operation. Returns its number, by which people ask for it.
     pub(crate) fn begin_mark(&mut self, mark: Mark) -> u64 {
         self.record(&RecordEvent::Marked { mark });
         self.state.mark(mark);
@@ -101,8 +101,8 @@ impl Broker {
         mark.number
     }
 
-    /// Cancels the messages of all workflows whose deadlines have come; returns the reason. An operation that has looked at
-    /// no message yet does that for further workflows, too.
+    /// Cancels the messages of all workflows whose deadlines have passed. Returns the reason. An operation that has not
+    /// yet looked at any message also covers further workflows.
     pub(crate) fn begin_overdue(&mut self) -> Name {
         let mut marks = self.state.marks.values();
         let mark = marks.find(|(mark, _)| {
@@ -122,7 +122,7 @@ impl Broker {
         mark.reason
     }
 
-    /// Purges a queue. `None` when nothing waits there, so that there is nothing to do.
+    /// Purges a queue. Returns `None` if no message waits there, since there is nothing to do.
     pub(crate) fn purge(&mut self, queue: &str) -> Option<u64> {
         let name = self.state.names.find(queue)?;
         let index = self.state.queues.find(name)?;
@@ -138,7 +138,7 @@ impl Broker {
         Some(self.begin_mark(mark))
     }
 
-    /// Returns how far an operation has come; `None`: none of that number is under way or remembered.
+    /// Returns the progress of an operation; `None` if none with that number is under way or remembered.
     pub fn operation_status(&self, operation: u64) -> Option<OperationStatus> {
         let now_ms = self.clocks.mono();
         if self.state.marks.contains_key(&operation) {
@@ -154,14 +154,15 @@ impl Broker {
         found.map(|(_, status, _)| *status)
     }
 
-    /// Returns the oldest operation that is not over. On the last reserve of the disk one that frees no space waits.
+    /// Returns the oldest unfinished operation. On the last reserve of the disk, an operation that frees no space
+    /// waits.
     pub(crate) fn next_mark(&self) -> Option<Mark> {
         let (_, (mark, _)) = self.state.marks.first_key_value()?;
         let waits = self.space == Space::NoSettlements && mark.what == MarkedFor::Retry;
         (!waits).then_some(*mark)
     }
 
-    /// Goes on with the oldest operation, and with the next ones if there is room.
+    /// Continues the oldest operation, and the next ones if there is room.
     pub(crate) fn step_marks(&mut self) {
         while let Some(mark) = self.next_mark()
             && self.step_size() > 0
@@ -215,7 +216,7 @@ impl Broker {
             return true;
         };
         let unrun = self.unrun(UnrunCause::Purged, mark.reason);
-        // What stands behind the purged messages was in nobody's reach until now.
+        // Messages behind the purged ones were out of reach until now.
         self.state.has_new_work = true;
         self.state.queues.activate(queue);
         if !progress.ready_is_done {
@@ -225,7 +226,7 @@ impl Broker {
             };
             let mut slots = self.purged_ready(queue, mark.before, most);
             progress.ready_is_done = slots.len() < most;
-            // One that came back to its flow may be listed twice there.
+            // A message that was returned to its flow may be listed there twice.
             slots.sort_unstable();
             slots.dedup();
             self.end_marked(slots, unrun, progress);
@@ -236,13 +237,13 @@ impl Broker {
         if self.state.queues[queue].rare().ending == 0 {
             return true;
         }
-        // The rest is delayed, or has come due meanwhile, and stands in no list by its queue.
+        // The rest is delayed, or has come due since, and is in no list of its queue.
         let state = &self.state;
         let is_meant = |slot: u32| state.messages.queue(slot) == queue && state.is_purged(slot);
         let (slots, cursor) = self.find_messages(progress.cursor, is_meant);
         self.end_marked(slots, unrun, progress);
         progress.cursor = cursor.unwrap_or(0);
-        // One that was released by a join stands where it stood.
+        // A message that a join has released keeps its place.
         cursor.is_none() && self.state.queues[queue].rare().ending == 0
     }
 
@@ -258,7 +259,7 @@ impl Broker {
     fn step_cancel(&mut self, mark: &Mark, progress: &mut MarkProgress) -> bool {
         let state = &self.state;
         let mut spared = 0;
-        // Its last jobs come first: what is cancelled before them would block them, and they would read as that.
+        // Its last jobs come first: cancelling a job before them would block them, and "blocked" would be their result.
         let only_last = mark.is_for_workflows() && !progress.last_are_done;
         let is_last = |slot: u32| {
             let message_state = state.messages.state(slot);
@@ -293,7 +294,7 @@ impl Broker {
         cursor.is_none() && !only_last
     }
 
-    /// Returns the matching messages from this slot on, and the slot to continue from; `None`: that was all.
+    /// Returns the matching messages from this slot on, and the slot to continue from; `None` after the last.
     fn find_messages(
         &self,
         from: u64,
@@ -320,7 +321,7 @@ impl Broker {
     }
 
     fn step_failed(&mut self, mark: &Mark, progress: &mut MarkProgress) -> bool {
-        // With a job that is retried its result goes, too, and its group may open again, whose outcome goes.
+        // Retrying a job removes its result, and may reopen its group, which removes the group's outcome.
         let events = match mark.what {
             MarkedFor::Retry => 2 + REVIVAL_EVENTS,
             // Its group may be given up.
@@ -365,7 +366,7 @@ impl Broker {
             }
         }
         self.forget_failed(dropped);
-        // It is not over before all is pending again that the retried jobs had blocked.
+        // The operation is not over until all messages that the retried jobs had blocked are pending again.
         cursor.is_none() && !self.chores.is_reopening()
     }
 

@@ -1,4 +1,4 @@
-//! Cancelling jobs. One that waits ends at once. One that runs is asked to stop, by an order to the session that holds its
+//! Cancels jobs. A waiting job ends at once. A running one is asked to stop, by an order to the session that holds its
 //! lease:
 //!
 //! ```text
@@ -6,11 +6,12 @@
 //!                                         again at each hello               Ack ──► it had succeeded before it was stopped
 //! ```
 //!
-//! From that record on the job never goes back to a queue. Whatever ends its lease without a success (a retry, a failure, a
-//! death, the loss of its worker) ends the job, as cancelled, in [`Broker::end_if_asked`].
+//! From that record on the job never returns to a queue. Anything that ends its lease without a success (a retry, a
+//! failure, a death, the loss of its worker) ends the job as cancelled, in [`Broker::end_if_asked`].
 //!
-//! A group that runs in the place of a job has no message with the job's id. The cancellation is then for all its jobs, or
-//! for its whole workflow if they are too many for one record and the job's outcome is the workflow's.
+//! A group that runs in the place of a job has no message with the job's id. Cancelling the job then cancels all jobs
+//! of the group. If they are too many for one record and the job's outcome is its workflow's, the whole workflow is
+//! cancelled.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -27,24 +28,24 @@ use crate::records::{ENDED_AT_ONCE, Mark, MarkedFor, RecordEvent, UnrunCause};
 use crate::state::BrokerState;
 use crate::table::interner::Name;
 
-/// Reason of a cancelled job where none was given.
+/// Reason of a cancelled job when the client gave none.
 pub(crate) const CANCELLED: &str = "it was cancelled";
 
 /// Most jobs of a group that one record ends: each may end a join and be the last of its workflow.
 const ENDED_OF_GROUP: usize = ENDED_AT_ONCE / 4;
 
-/// Jobs that stand for one whose place a group has taken.
+/// Jobs to cancel for a job that a group has replaced.
 enum InPlace {
     /// Unfinished jobs of the group.
     Jobs(Vec<u32>),
-    /// Whole workflow: the jobs are too many, and the job's outcome is that of its workflow.
+    /// The whole workflow: the jobs are too many, and the job's outcome is that of its workflow.
     Workflow,
     TooMany,
 }
 
 impl Broker {
-    /// Whether anything of the job waits, or runs and may be asked to stop.
-    pub(crate) fn check_cancel(&self, id: &MessageId, running: OnRunning) -> Result<(), Refusal> {
+    /// Whether any part of the job waits, or runs and may be asked to stop.
+    pub(crate) fn check_cancel(&self, id: &MessageId, running: Running) -> Result<(), Refusal> {
         let messages = &self.state.messages;
         let mut found = Err(Refusal::NoSuchJob);
         for slot in messages.copies(id) {
@@ -72,13 +73,8 @@ impl Broker {
         }
     }
 
-    /// Cancels a job, or what runs in its place.
-    pub(crate) fn cancel_job(
-        &mut self,
-        id: &MessageId,
-        reason: &str,
-        running: OnRunning,
-    ) -> Applied {
+    /// Cancels a job, or the group that runs in its place.
+    pub(crate) fn cancel_job(&mut self, id: &MessageId, reason: &str, running: Running) -> Applied {
         let in_place = match self.state.messages.copies(id).next() {
             Some(_) => None,
             None => self.in_place_of(id),
@@ -96,7 +92,7 @@ impl Broker {
                 };
             }
             Some(InPlace::Jobs(slots)) => slots,
-            // It was refused.
+            // The check has refused it.
             Some(InPlace::TooMany) => Vec::new(),
             None => self.state.messages.copies(id).collect(),
         };
@@ -106,14 +102,14 @@ impl Broker {
         }
     }
 
-    /// Cancels a job, or what runs in its place, of the broker's own accord: a group ends in steps, since many may be cancelled
-    /// in one record.
-    pub(crate) fn cancel_in_steps(&mut self, id: &MessageId, reason: &str, running: OnRunning) {
+    /// Cancels a job, or the group that runs in its place, on the broker's own initiative. A group ends in steps, since
+    /// one record may cancel many.
+    pub(crate) fn cancel_in_steps(&mut self, id: &MessageId, reason: &str, running: Running) {
         if self.state.messages.copies(id).next().is_some() {
             self.cancel_job(id, reason, running);
             return;
         }
-        // A group that replaces a job of no workflow makes one of it.
+        // A group that replaces a job without a workflow turns it into one.
         let filter = Filter {
             workflow: Some(*id),
             ..Filter::default()
@@ -121,7 +117,7 @@ impl Broker {
         self.cancel_all(&filter, reason, running);
     }
 
-    /// Returns what has taken the place of a job that is not there any more; `None`: no group that has not ended.
+    /// Returns the jobs that have taken the place of a job that no longer exists; `None` if no unfinished group has.
     fn in_place_of(&self, id: &MessageId) -> Option<InPlace> {
         let joins = &self.state.joins;
         let join = joins.of_result(id).filter(|_| !id.is_join())?;
@@ -135,7 +131,7 @@ impl Broker {
         })
     }
 
-    /// Returns the jobs that the end of a join depends on, and nothing else; `None`: they are more than one record ends.
+    /// Returns exactly the jobs that the end of a join depends on; `None` if one record can't end them all.
     fn jobs_before(&self, join: u32) -> Option<Vec<u32>> {
         let BrokerState {
             messages, joins, ..
@@ -143,7 +139,7 @@ impl Broker {
         let mut found = Vec::new();
         let mut seen = BTreeSet::from([join]);
         let mut next = vec![join];
-        // Joins that hold some of the jobs. Others may wait for those, too.
+        // Joins that hold some of the jobs. Other joins may also wait for those jobs.
         let mut behind = Vec::new();
         while let Some(join) = next.pop() {
             for id in joins[join].pending(ENDED_OF_GROUP)? {
@@ -174,14 +170,9 @@ impl Broker {
         Some(found)
     }
 
-    /// Ends those of the messages that wait, and asks those that run to stop. Returns the state that they were in, or are in
-    /// now if some run.
-    fn cancel(
-        &mut self,
-        slots: Vec<u32>,
-        reason: &str,
-        running: OnRunning,
-    ) -> Option<MessageState> {
+    /// Ends those messages that wait, and asks the workers of running ones to stop. Returns the state they were in, or
+    /// the state they are in now if some run.
+    fn cancel(&mut self, slots: Vec<u32>, reason: &str, running: Running) -> Option<MessageState> {
         let messages = &self.state.messages;
         let copies = slots.into_iter();
         let copies = copies.filter(|slot| !messages[*slot].is_failed());
@@ -203,8 +194,8 @@ impl Broker {
         Some(MessageState::Cancelling)
     }
 
-    /// Cancels all jobs that match, in steps; returns the id of the operation.
-    pub(crate) fn cancel_all(&mut self, filter: &Filter, reason: &str, running: OnRunning) -> u64 {
+    /// Cancels all matching jobs, in steps. Returns the id of the operation.
+    pub(crate) fn cancel_all(&mut self, filter: &Filter, reason: &str, running: Running) -> u64 {
         if let Some(workflow) = whole_workflow(filter) {
             self.state.workflows.mark_cancelled(workflow);
         }
@@ -217,13 +208,14 @@ impl Broker {
         operation
     }
 
-    /// Asks the worker of a running job to stop it. Asked again, it is told only what is new: that it may kill the job.
+    /// Asks the worker of a running job to stop it. A second request passes on only what is new: that the worker may
+    /// kill the job.
     pub(crate) fn ask_to_stop(&mut self, slot: u32, reason: Name, kill: bool) {
         let asked = self.state.messages.asked(slot);
         if asked.is_some_and(|asked| asked.kill || !kill) {
             return;
         }
-        // The asker who came first has given the reason.
+        // The first request has set the reason.
         let reason = asked.map_or(reason, |asked| asked.reason);
         let number = self.state.messages[slot].number();
         self.must_be_safe();
@@ -236,8 +228,8 @@ impl Broker {
         self.order_to_stop(slot);
     }
 
-    /// Sends the order to the session that holds the lease, once all that was decided so far is safe. A session without a
-    /// connection is told at its next hello.
+    /// Sends the order to the session that holds the lease, once all decisions so far are safe. A session without a
+    /// connection receives it at its next hello.
     pub(crate) fn order_to_stop(&mut self, slot: u32) {
         let messages = &self.state.messages;
         let Some(lease) = messages.lease_state(slot) else {
@@ -255,7 +247,7 @@ impl Broker {
         }
     }
 
-    /// Ends a job whose lease ends without a success, if it was asked to stop.
+    /// Ends a job that was asked to stop and whose lease ends without a success.
     pub(crate) fn end_if_asked(&mut self, slot: u32) -> bool {
         let asked = self.state.messages.asked(slot);
         let reason = match asked {
@@ -275,7 +267,7 @@ impl Broker {
         true
     }
 
-    /// Ends a waiting job to which the steps of an operation under way have not come.
+    /// Ends a waiting job that an operation under way has not reached yet.
     pub(crate) fn end_cancelled(&mut self, slot: u32, mark: &Mark) {
         let mut slots = vec![slot];
         if mark.is_for_workflows() {
@@ -289,8 +281,9 @@ impl Broker {
         self.added += self.end_waiting(slots, Unrun { how, reason });
     }
 
-    /// Adds what waits for this message at any distance, and is cancelled with it: its end alone would block the others,
-    /// and they would read as that. The one whose result is the workflow's comes first, for there may not be room for all.
+    /// Adds all messages that depend on this one at any distance and are cancelled with it: its end alone would block
+    /// them, and "blocked" would be their result. The message whose result is the workflow's comes first, since there
+    /// may not be room for all.
     fn add_those_behind(&self, slots: &mut Vec<u32>, mark: &Mark) {
         let (messages, joins) = (&self.state.messages, &self.state.joins);
         let most = self.step_size();
@@ -327,8 +320,8 @@ impl Broker {
         }
     }
 
-    /// Whether an operation under way leaves this running job alone. With its old number it would be cancelled as soon as
-    /// it waits again.
+    /// Whether an operation under way spares this running job. With its old number, the job would be cancelled as soon
+    /// as it waits again.
     pub(crate) fn is_spared(&mut self, slot: u32) -> bool {
         let Some(mark) = self.state.mark_that_cancels(slot) else {
             return false;
@@ -337,7 +330,8 @@ impl Broker {
         !planted!("cancel-spared-jobs")
     }
 
-    /// Returns an operation under way that is still to ask this running job to stop. With a new number it would escape.
+    /// Returns an operation under way that has yet to ask this running job to stop. With a new number the job would
+    /// escape it.
     fn mark_that_asks(&self, slot: u32) -> Option<Mark> {
         let mut marks = self.state.marks.values().map(|(mark, _)| *mark);
         marks.find(|mark| {
@@ -348,7 +342,7 @@ impl Broker {
     }
 }
 
-/// Returns the workflow whose jobs, all of them, the filter selects.
+/// Returns the workflow, if the filter selects all of its jobs and nothing else.
 fn whole_workflow(filter: &Filter) -> Option<MessageId> {
     let all = Filter {
         workflow: filter.workflow,
@@ -368,7 +362,7 @@ impl BrokerState {
         marks.find(|mark| mark.what.is_cancellation() && self.is_meant(mark, slot))
     }
 
-    /// Whether an operation that cancels jobs means this one.
+    /// Whether an operation that cancels jobs covers this one.
     pub(crate) fn is_meant(&self, mark: &Mark, slot: u32) -> bool {
         let (entry, shared_head) = (&self.messages[slot], self.messages.shared_head(slot));
         if mark.what == MarkedFor::Overdue {
@@ -390,7 +384,7 @@ impl BrokerState {
         self.set_asked(slot, Some(asked));
     }
 
-    /// Forgets that a message was asked to stop: it ends, or comes back in spite of it.
+    /// Forgets that a message was asked to stop: it ends, or comes back anyway.
     pub(crate) fn forget_asked(&mut self, slot: u32) {
         if let Some(asked) = self.messages.asked(slot) {
             self.names.release(asked.reason);
@@ -404,7 +398,7 @@ impl BrokerState {
         self.live_bytes += self.messages.journal_bytes(slot);
     }
 
-    /// Returns the order for a message, while that lease of it holds.
+    /// Returns the order for a message, while its lease with this grant holds.
     pub(crate) fn cancel_order(&self, message: Handle, grant: u64) -> Option<CancelOrder> {
         self.messages.get(message)?;
         let lease: Lease = self.messages.lease(message.slot)?;
@@ -416,7 +410,7 @@ impl BrokerState {
         })
     }
 
-    /// Whether the delivery that an order is about has not left yet: the order goes after it.
+    /// Whether the delivery that an order refers to is still unsent: the order goes after it.
     pub(crate) fn is_unsent(&self, message: Handle) -> bool {
         self.messages.get(message).is_some()
             && (self.messages.lease_state(message.slot)).is_some_and(|lease| !lease.sent)

@@ -1,13 +1,13 @@
-//! Work that is too much for one record, done step by step.
+//! Does work that is too much for one record, step by step.
 //!
-//! A purge, leases that are lost, a group that has failed: each may be about millions of messages. The
-//! broker decides such a thing at once, in a small record or in none, and does it in steps: one each time
-//! that the shell has polled everything, so that clients are heard in between. A step adds at most
-//! [`ENDED_AT_ONCE`] events to its record. What a crash cuts short goes on after it: a [`Mark`] stands in
-//! the journal until it is over, and all else follows from the state.
+//! A purge, lost leases or a failed group may each concern millions of messages. The broker decides such work at once,
+//! in a small record or in none, and does it in steps. It takes one step each time the shell has polled everything, so
+//! that clients are served in between. A step adds at most [`ENDED_AT_ONCE`] events to its record. Work that a crash
+//! interrupts continues afterwards: a [`Mark`] stays in the journal until it is over, and everything else follows from
+//! the state.
 //!
-//! On the last reserve of the disk nothing is done that needs another segment, for that is left to reclaim;
-//! what frees space goes on while there is room in the segment in use.
+//! On the last reserve of the disk, work that needs another segment waits, since that segment is left for reclaim. Work
+//! that frees space continues while the segment in use has room.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -29,30 +29,30 @@ use crate::table::interner::Name;
 struct LeasesEnd {
     session: u32,
     generation: u64,
-    /// Messages and the grants that are meant.
+    /// Messages, each with the grant whose lease ends.
     leases: Vec<(Handle, u64)>,
-    /// Reason why their worker was lost; `None`: they are only handed back.
+    /// Reason why their worker was lost; `None` if they are only returned.
     crashed: Option<Bytes>,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Chores {
     leases: VecDeque<LeasesEnd>,
-    /// Messages that were asked to stop, and whose leases a repaired journal has lost.
+    /// Messages that were asked to stop, and whose leases are missing from a repaired journal.
     asked: Vec<Handle>,
-    /// Sessions that are forgotten once their leases have ended, with their generations.
+    /// Sessions to forget once their leases have ended, with their generations.
     forgotten: Vec<(u32, u64)>,
-    /// Joins that have failed, and up to where in their lists the held messages have been reported.
+    /// Failed joins, and how many of their held messages have been reported.
     blocked: VecDeque<(JoinId, usize)>,
-    /// Joins whose members have all ended, and that are to end in a record with more room.
+    /// Joins whose members have all ended, and which end in a later record with more room.
     pub(crate) undecided: VecDeque<JoinId>,
-    /// Joins that are open again, and up to where the same was taken back.
+    /// Reopened joins, and how many of their held messages' reports have been withdrawn.
     pub(crate) reopening: BTreeMap<JoinId, usize>,
-    /// Keys that clients watch and that are looked at once all joins have heard of that.
+    /// Watched keys to check again once all joins know about the reopening.
     pub(crate) unsure: Vec<Key>,
     /// Groups of results that are over their cap.
     groups: BTreeSet<Name>,
-    /// Queues that are over their limits, and the numbers before which their messages may be dropped.
+    /// Queues over their limits, and the number before which their messages may be dropped.
     queues: BTreeMap<u32, u64>,
 }
 
@@ -62,12 +62,12 @@ impl Chores {
         self.blocked.push_back((join, 0));
     }
 
-    /// Whether messages that a failure has blocked are still to report that.
+    /// Whether messages that a failure has blocked have yet to be reported.
     pub(crate) fn has_blocked_to_report(&self) -> bool {
         !self.blocked.is_empty()
     }
 
-    /// Whether joins are open again and others are still to hear of it.
+    /// Whether reopened joins have yet to be reported to other joins.
     pub(crate) fn is_reopening(&self) -> bool {
         !self.reopening.is_empty()
     }
@@ -80,8 +80,8 @@ impl Chores {
         self.groups.insert(group);
     }
 
-    /// Notes that messages of the queue with lower numbers than `before` may be dropped. What came earlier and was
-    /// spared may be dropped for what comes now.
+    /// Notes that messages of the queue with lower numbers than `before` may be dropped. Earlier messages that were
+    /// spared may be dropped for newer ones.
     pub(crate) fn make_room(&mut self, queue: u32, before: u64) {
         self.queues.insert(queue, before);
     }
@@ -91,12 +91,12 @@ impl Chores {
         self.queues.contains_key(&queue)
     }
 
-    /// Has messages end that were asked to stop, and that nobody runs.
+    /// Schedules the end of messages that were asked to stop and that no worker runs.
     pub(crate) fn end_asked(&mut self, messages: Vec<Handle>) {
         self.asked = messages;
     }
 
-    /// Whether such messages are still to be ended.
+    /// Whether such messages have yet to end.
     pub(crate) fn has_asked(&self) -> bool {
         !self.asked.is_empty()
     }
@@ -105,7 +105,7 @@ impl Chores {
         self.forgotten.push((session, generation));
     }
 
-    /// Drops the ends of a session's leases: it is here again, and says which leases it holds.
+    /// Drops the pending ends of a session's leases: the session is back and says which leases it holds.
     pub(crate) fn forget_leases(&mut self, session: u32) {
         self.leases.retain(|end| end.session != session);
     }
@@ -144,13 +144,13 @@ impl Broker {
         }
     }
 
-    /// Whether anything is kept only for as long as there is space.
+    /// Whether anything is kept only while there is space.
     fn can_give_way(&self) -> bool {
         self.state.ends.len > 0 || self.state.failed.len() > 0 || !self.state.joins_over.is_empty()
     }
 
-    /// Returns the number of messages that a step may end: with each of them an arrival may need an event of its
-    /// own, and a join may end, too.
+    /// Returns the number of messages that a step may end. Each may need another event for its arrival at a join, and
+    /// may end that join.
     pub(crate) fn step_size(&self) -> usize {
         let mut room = ENDED_AT_ONCE.saturating_sub(self.added).min(self.budget);
         if room > 16 && perhaps!("small-steps") {
@@ -159,13 +159,13 @@ impl Broker {
         match (self.state.workflows.is_empty(), self.state.joins.is_empty()) {
             (true, true) => room,
             (true, false) => room / 3,
-            // The last of its jobs ends its workflow, too, and the join may free a key.
+            // The last job of a workflow ends that too, and the join may free a key.
             (false, _) if self.state.keys.claims() > 0 => room / 5,
             (false, _) => room / 4,
         }
     }
 
-    /// Goes on, after a recovery, with work that follows from the state and was not done, or not seen to be done.
+    /// Resumes, after a recovery, work that follows from the state and was not done, or not seen to be done.
     pub(crate) fn resume_chores(&mut self) {
         for (_, id) in self.state.joins_over.clone() {
             self.chores.report_blocked_later(id);
@@ -195,7 +195,7 @@ impl Broker {
         }
     }
 
-    /// Does a step of the pending work; once for each time that everything was polled.
+    /// Does one step of the pending work. Called once each time everything has been polled.
     pub(crate) fn step(&mut self) {
         if self.budget == 0 || !self.has_chores() {
             return;
@@ -223,7 +223,7 @@ impl Broker {
         self.seal(Durability::Disk);
     }
 
-    /// Has these leases of a session end, as far as they still hold by then.
+    /// Ends these leases of a session in steps, as far as they still hold by then.
     pub(crate) fn end_leases(&mut self, session: u32, slots: Vec<u32>, crashed: Option<Bytes>) {
         let generation = self.state.sessions[session].generation;
         let messages = &self.state.messages;
@@ -245,14 +245,14 @@ impl Broker {
     fn step_leases(&mut self) {
         while let Some(mut end) = self.chores.leases.pop_front() {
             let session = self.state.sessions.get(end.session);
-            // A worker that is back keeps what it holds.
+            // A worker that is back keeps the leases it holds.
             let is_stale = end.crashed.is_some()
                 && session.is_none_or(|session| session.generation != end.generation);
             if is_stale {
                 continue;
             }
             while let Some((handle, grant)) = end.leases.last().copied() {
-                // A crash may be a failure, with its value, and be told to a join, and end it.
+                // A crash may become a failure with a value, be reported to a join, and end it.
                 if self.step_size() < 5 {
                     self.chores.leases.push_front(end);
                     return;
@@ -271,7 +271,7 @@ impl Broker {
                         self.crash(handle.slot, reason.clone(), None);
                     }
                     None => {
-                        // One that was asked to stop ends, which a join may have to be told.
+                        // A message that was asked to stop ends, which a join may have to learn.
                         self.added += 4;
                         self.return_message(handle.slot);
                     }
@@ -292,7 +292,7 @@ impl Broker {
         }
     }
 
-    /// No message is leased to nobody: a session is forgotten after its leases have ended.
+    /// Forgets sessions whose leases have ended; no message may be leased to a session that does not exist.
     fn forget_sessions(&mut self) {
         let mut later = Vec::new();
         for (index, generation) in std::mem::take(&mut self.chores.forgotten) {
@@ -313,7 +313,7 @@ impl Broker {
         self.chores.forgotten = later;
     }
 
-    /// Cancels workflows whose creators ended before all members had come.
+    /// Cancels workflows whose creators ended before all members had arrived.
     fn step_abandoned(&mut self) {
         while self.step_size() >= 4
             && let Some(id) = self.state.joins.abandoned.pop_front()
@@ -338,8 +338,8 @@ impl Broker {
         }
     }
 
-    /// Ends joins for which the records in which their last members ended had no room. Of one that holds more in case it fails
-    /// than any record has room for, that ends first, some at a time.
+    /// Ends joins that the records of their last members had no room for. If a join holds more errbacks than a record
+    /// has room for, these end first, a few at a time.
     fn step_undecided(&mut self) {
         while let Some(id) = self.chores.undecided.pop_front() {
             let slot = self.state.joins.find(&id);
@@ -370,11 +370,11 @@ impl Broker {
         }
     }
 
-    /// Reports the messages of a failed join to joins of their own, and tells their watchers.
+    /// Reports the messages of a failed join to their own joins, and notifies their watchers.
     fn step_blocked(&mut self) {
         while let Some((id, told)) = self.chores.blocked.pop_front() {
             let slot = self.state.joins.find(&id);
-            // One that is open again since says so itself.
+            // A join that has reopened since reports that itself.
             let Some(slot) = slot.filter(|slot| self.state.joins[*slot].is_over) else {
                 continue;
             };
@@ -410,7 +410,7 @@ impl Broker {
         }
     }
 
-    /// Ends the messages of joins that are not needed, and then the joins. What waits for those messages is not needed
+    /// Ends the messages of joins that are not needed, and then the joins. Messages that wait for those are not needed
     /// either.
     fn step_needless(&mut self) {
         while let Some(id) = self.state.joins_needless.pop_front() {
@@ -430,9 +430,9 @@ impl Broker {
         }
     }
 
-    /// Takes so many messages from what a join holds.
+    /// Takes up to `most` messages from those that a join holds.
     fn take_held(&mut self, slot: u32, most: usize) -> Vec<u32> {
-        // From the end, so that what is gone costs nothing more.
+        // From the end, so that messages that are gone cost nothing more.
         let mut slots = Vec::new();
         while slots.len() < most
             && let Some(handle) = self.state.joins[slot].held.last().copied()
@@ -446,7 +446,7 @@ impl Broker {
         slots
     }
 
-    /// Forgets a join that holds nothing any more.
+    /// Forgets a join that no longer holds anything.
     fn end_failed_join(&mut self, slot: u32) {
         self.record(&RecordEvent::JoinEnded {
             join: self.state.joins[slot].id,
@@ -469,8 +469,8 @@ impl Broker {
         self.trim_kept();
     }
 
-    /// Drops things that are kept for people while space is short: first values without a body, then failed
-    /// jobs, then messages that failed groups have blocked; the oldest of each first.
+    /// Drops data that is kept for people while space is short: first values without a body, then failed jobs, then
+    /// messages blocked by failed groups. Within each kind the oldest go first.
     fn give_way(&mut self) {
         if self.space == Space::Plenty {
             return;
@@ -493,7 +493,7 @@ impl Broker {
             let Some(slot) = slot.filter(|slot| self.state.joins[*slot].is_over) else {
                 continue;
             };
-            // With each of them another join may be given up.
+            // Each may cause another join to be given up.
             let most = self.step_size() / 2;
             let slots = self.take_held(slot, most);
             self.state.failed.dropped += slots.len() as u64;
@@ -521,7 +521,7 @@ impl Broker {
     }
 }
 
-/// Reason of jobs of a workflow that was not sent whole.
+/// Reason of jobs whose workflow was never completely sent.
 const ABANDONED: &str = "its creator ended before it was complete";
 /// Reason of a job whose join has failed.
 pub(crate) const BLOCKED: &str = "a member of the group it waited for has failed";

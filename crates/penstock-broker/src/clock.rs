@@ -1,10 +1,10 @@
-//! Two clocks. Countdowns and TTLs follow the *steady* one, which starts at the wall's time and never
-//! steps; a time that a person named (an ETA) follows the *wall*, wherever that is set to.
+//! Two clocks. Countdowns and TTLs follow the *steady* clock, which starts at the wall time and never steps. A time
+//! that a person named (an ETA) follows the *wall* clock, whatever it is set to.
 //!
-//! A steady clock stops with its broker. So the journal is told what it showed, and what the machine's own
-//! clock showed at the same time, which nobody can set. Both go at the same pace, so one such pair is enough
-//! for as long as the machine runs: the next broker adds what has passed since. After a new start of the
-//! machine only the wall's clock has gone on; then the steady one is as far ahead of it as it was.
+//! A steady clock stops with its broker. So the journal records its time, together with the time of the machine's own
+//! clock, which nobody can set. Both run at the same pace, so one such pair is enough until the machine restarts: the
+//! next broker adds the time that has passed since. After a restart of the machine only the wall clock has continued.
+//! The steady clock then resumes with the same lead over the wall clock as before.
 
 use penstock_faults::planted;
 use penstock_message::Due;
@@ -17,7 +17,7 @@ pub(crate) enum WhichClock {
     Wall,
 }
 
-/// A time that was decided, on the clock it follows; both count milliseconds since the Unix epoch.
+/// A decided time, on the clock that it follows. Both count milliseconds since the Unix epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct ClockTime {
     pub(crate) at: u64,
@@ -32,7 +32,7 @@ impl ClockTime {
         }
     }
 
-    /// Returns the time when something is due that counts from this time on the steady clock.
+    /// Returns the time that is `due`, counted from `from` on the steady clock.
     pub(crate) fn of(due: Due, from: u64) -> Self {
         match due {
             Due::AfterMs(ms) => Self::steady(from.saturating_add(ms)),
@@ -46,8 +46,8 @@ impl ClockTime {
         }
     }
 
-    /// Like `of`, for the time at which a delayed message may start. The shell's milliseconds are rounded down, so "in 5
-    /// ms" is not over before the sixth begins.
+    /// Returns the time at which a delayed message may start. Like `of`, but the shell rounds milliseconds down, so "in
+    /// 5 ms" ends only when the sixth begins.
     pub(crate) fn of_start(due: Due, from: u64) -> Self {
         match due {
             Due::AfterMs(ms) if planted!("start-early") => {
@@ -59,31 +59,31 @@ impl ClockTime {
     }
 }
 
-/// A timer must not be missed when the wall's clock is set forward while we sleep: so a sleep that
-/// waits for the wall is at most this long.
+/// Longest sleep that waits for the wall clock: a timer must not be missed when that clock is set forward during the
+/// sleep.
 const LONGEST_WALL_SLEEP_MS: u64 = 10_000;
 
-/// A journal knows to this how far the steady clock is ahead of the wall's. A smaller difference is
-/// made up of roundings, or of corrections so gentle that they are no steps.
+/// Precision to which the journal knows the steady clock's lead over the wall clock. Smaller differences come from
+/// rounding, or from corrections too gentle to be steps.
 const KNOWN_TO_MS: u64 = 100;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Clocks {
     now: Now,
-    /// Time of the steady clock at mono zero.
+    /// Steady time at zero of the monotonic clock.
     steady_zero: u64,
-    /// Lead of the steady clock over the wall's, as the journal knows it.
+    /// Lead of the steady clock over the wall clock, as journaled.
     journaled_ahead_ms: i64,
-    /// Start of the machine that the journal knows of.
+    /// Last start of the machine that the journal knows.
     journaled_boot: Option<[u8; 16]>,
 }
 
-/// The steady clock, as far as the journal knows it.
+/// The steady clock as the journal knows it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct KnownClocks {
-    /// Lead over the wall's clock.
+    /// Lead over the wall clock.
     ahead_ms: i64,
-    /// The machine's clock, and the steady one at that time.
+    /// Time of the machine's clock, and the steady time at that moment.
     pair: Option<(Boot, u64)>,
 }
 
@@ -93,14 +93,15 @@ impl KnownClocks {
         self.pair = None;
     }
 
-    /// `wall`: that of the record, in which the steady clock stands before this.
+    /// Notes the machine's clock. `wall` is the wall time of the record, which states the steady clock's lead before
+    /// this.
     pub(crate) fn began(&mut self, boot: Boot, wall: u64) {
         self.pair = Some((boot, wall.saturating_add_signed(self.ahead_ms)));
     }
 }
 
 impl Clocks {
-    /// The steady clock goes on from where it would be if the last broker still ran.
+    /// Continues the steady clock from where it would be if the last broker still ran.
     pub(crate) fn resume(now: Now, known: &KnownClocks) -> Self {
         let steady = match (now.boot, known.pair) {
             (Some(boot), Some((then, steady)))
@@ -118,8 +119,8 @@ impl Clocks {
         }
     }
 
-    /// Whether the journal must be told anew how the clocks stand: the wall's was set since this was asked
-    /// last, or the machine was started.
+    /// Whether the clocks must be journaled again, because the wall clock was set or the machine was restarted since
+    /// the last call.
     pub(crate) fn take_step(&mut self) -> bool {
         let ahead_ms = self.steady().wrapping_sub(self.wall()) as i64;
         let is_set = ahead_ms.abs_diff(self.journaled_ahead_ms) >= KNOWN_TO_MS;
@@ -136,7 +137,7 @@ impl Clocks {
         self.now.boot
     }
 
-    /// Time never runs backwards on the monotonic clock, whatever the shell says.
+    /// Moves the clocks forward. Time never runs backwards on the monotonic clock, whatever the shell reports.
     pub(crate) fn advance(&mut self, now: Now) {
         self.now = Now {
             mono_ms: self.now.mono_ms.max(now.mono_ms),
@@ -153,13 +154,12 @@ impl Clocks {
         self.now.wall_ms
     }
 
-    /// A time on the steady clock as the wall's clock shows it, by what the journal knows of how far the
-    /// two are apart: so the same time is shown alike each time, whatever roundings say.
+    /// Converts a steady time to wall time by the journaled lead, so that rounding never changes how a time is shown.
     pub(crate) fn wall_at(&self, steady: u64) -> u64 {
         steady.wrapping_sub(self.journaled_ahead_ms as u64)
     }
 
-    /// Returns a time as the wall's clock shows it.
+    /// Converts a time to wall time.
     pub(crate) fn wall_of(&self, when: ClockTime) -> u64 {
         match when.clock {
             WhichClock::Steady => self.wall_at(when.at),
@@ -187,7 +187,7 @@ impl Clocks {
         }
     }
 
-    /// Returns the time to look again, on the shell's monotonic clock.
+    /// Returns the time to check again, on the shell's monotonic clock.
     pub(crate) fn mono_deadline(&self, when: ClockTime) -> u64 {
         match when.clock {
             WhichClock::Steady => when.at.saturating_sub(self.steady_zero),

@@ -19,32 +19,32 @@ mod check;
 
 pub(crate) use apply::own_key;
 
-/// A transaction of which every operation may be applied.
+/// A transaction whose operations may all be applied.
 #[must_use]
 #[derive(Debug)]
 pub(crate) struct Checked {
     ops: Vec<Op>,
-    /// The messages whose leases it settles, in the order of those operations.
+    /// Messages whose leases the transaction settles, in the order of those operations.
     leased: Vec<u32>,
 }
 
-/// Notes taken while a transaction is checked; kept between transactions for its memory.
+/// Notes taken while a transaction is checked. Kept between transactions to reuse the memory.
 #[derive(Debug, Default)]
 pub(crate) struct Checking {
     /// Ids of messages and joins that the transaction adds.
     new_ids: SeededSet<MessageId>,
-    /// Joins that it opens, and their numbers of members.
+    /// Joins that the transaction opens, and their numbers of members.
     new_joins: SeededMap<MessageId, u32>,
     leased: Vec<u32>,
-    /// Messages that it adds to queues with limits.
+    /// Messages that the transaction adds to queues with limits.
     arrivals: Vec<Arrivals>,
-    /// Whether one of those joins is not sealed.
+    /// Whether one of those joins is unsealed.
     has_unsealed: bool,
-    /// Whether it may be refused for want of room.
+    /// Whether the transaction may be refused for lack of room.
     may_find_no_room: bool,
-    /// Whether some of the messages that it adds may be held already.
+    /// Whether some of the added messages may already exist.
     names_held: bool,
-    /// Whether the transaction has one operation only.
+    /// Whether the transaction has only one operation.
     is_alone: bool,
     /// Job that another step takes the place of.
     replaced: Option<ReplacedJob>,
@@ -110,7 +110,7 @@ impl Broker {
             return self.close(conn, CloseReason::Protocol(reason));
         }
         let bytes: usize = tx.ops.iter().map(op_bytes).sum();
-        // The place of a transaction that was applied before is known; its parts need not be kept.
+        // An already applied transaction has its answer; its parts need not be kept.
         let is_resent = seq <= session.applied;
         if !is_resent && !pending_parts.is_too_large {
             if self.pending_parts_bytes + bytes > self.options.staged_parts_cap_bytes {
@@ -161,7 +161,7 @@ impl Broker {
         }
         self.state.sessions[session].is_forgotten = false;
         if durability == Durability::Replicated {
-            // Said of each, so that a client that resends one receives the same again.
+            // Refused one by one, so that a client that resends a transaction receives the same answer.
             let why = "this broker keeps one copy: \"replicated\" is for engines that keep several";
             for seq in first_seq..first_seq + txs.len() as u64 {
                 let why = Refusal::NotOffered(why.to_owned());
@@ -208,7 +208,7 @@ impl Broker {
             };
             exceptions.push((first_seq + index as u64, receipt));
         }
-        // It was looked at for these.
+        // The disk was checked for these transactions only.
         self.room_bytes = u64::MAX;
         self.decide(
             session,
@@ -238,7 +238,7 @@ impl Broker {
         self.decide(session, seq, seq, durability, vec![(seq, receipt)]);
     }
 
-    /// Closes the connection when numbers are missing.
+    /// Closes the connection when sequence numbers are missing.
     fn is_in_sequence(&mut self, conn: ConnId, session: u32, first_seq: u64) -> bool {
         let session = &self.state.sessions[session];
         let expected = session.applied.max(session.may_skip_through) + 1;
@@ -253,8 +253,8 @@ impl Broker {
         false
     }
 
-    /// Transactions that were decided before are not applied again; their answers are told again once
-    /// they are safe.
+    /// Answers transactions that were decided before. They are not applied again; their answers are repeated once they
+    /// are safe.
     fn answer_again(&mut self, conn: ConnId, session: u32, first_seq: u64, count: u64) {
         if count == 0 {
             return;
@@ -264,7 +264,7 @@ impl Broker {
         self.enqueue_output(conn);
     }
 
-    /// Ends the record of what was decided for these numbers.
+    /// Ends the record of the decisions for these numbers.
     fn decide(
         &mut self,
         index: u32,
@@ -290,7 +290,7 @@ impl Broker {
         self.seal(durability);
         let safe_after = match exceptions.is_empty() {
             true => SafeAfter::on(position, durability),
-            // A refusal, or a skip, rests on all that was decided before it.
+            // A refusal or a skip depends on all earlier decisions.
             false => self.everything,
         };
         let session = &mut self.state.sessions[index];
@@ -302,7 +302,7 @@ impl Broker {
     }
 }
 
-/// Why a transaction is refused.
+/// Reason why a transaction is refused.
 #[derive(Debug)]
 pub(crate) struct Unchecked {
     op: u32,
@@ -311,7 +311,7 @@ pub(crate) struct Unchecked {
     half: Checked,
 }
 
-/// Formats bytes exactly: a refused size may be larger than the limit by a byte, and round limits read better too.
+/// Formats bytes exactly: a refused size may exceed the limit by one byte, and round limits are easier to read.
 fn exact_bytes(bytes: usize) -> String {
     const MIB: usize = 1 << 20;
     match (bytes / MIB, bytes % MIB) {
@@ -320,7 +320,7 @@ fn exact_bytes(bytes: usize) -> String {
     }
 }
 
-/// Returns roughly the memory that an operation takes.
+/// Returns roughly how much memory an operation takes.
 fn op_bytes(op: &Op) -> usize {
     let message_bytes = |message: &Message| {
         let notes: usize = message.notes.iter().map(bytes::Bytes::len).sum();

@@ -1,5 +1,5 @@
-//! Connections: hello and goodbye, the leases that outlive them, their wishes and the outputs that wait to be
-//! sent on them.
+//! Connections: hello and goodbye, the leases that outlive them, their consumers, and the outputs that wait to be sent
+//! on them.
 
 use std::collections::VecDeque;
 
@@ -12,11 +12,11 @@ use crate::messages::Handle;
 use crate::records::{Grant, RecordEvent};
 use crate::{Broker, CloseReason, ConnId, Output};
 
-/// Highest number that a client may claim: none gets there by counting, and from a higher one numbers could overflow.
+/// Highest sequence number that a client may use: no client gets there by counting, and higher numbers could overflow.
 const LAST_SEQ: u64 = 1 << 62;
-/// Most messages on their way to one client, however much it asks for: others, who may be quicker, get the rest.
+/// Most messages on their way to one client, however many it asks for. The rest goes to others, which may be quicker.
 const UNSENT_CAP: u32 = 1 << 14;
-/// Bytes of a client's name that people are shown; longer ones are cut.
+/// Most bytes of a client's name that people are shown. Longer names are cut.
 const NAME_SHOWN_BYTES: usize = 255;
 /// Most bytes of the names of queues, tasks and groups.
 pub(crate) const NAME_CAP_BYTES: usize = 255;
@@ -26,26 +26,26 @@ pub(crate) struct ClientConnection {
     pub(crate) session: u32,
     pub(crate) writable: bool,
     pub(crate) consumers: Vec<u32>,
-    /// Number of messages that were handed to it and have not left the broker.
+    /// Number of messages handed to the connection that have not left the broker.
     pub(crate) unsent: u32,
-    /// Whether it stands in line for `poll_output`.
+    /// Whether the connection is in the output queue of `poll_output`.
     pub(crate) is_enqueued: bool,
-    /// Whether it has asked for work or reported on it.
+    /// Whether the client has asked for work or reported on it.
     pub(crate) is_worker: bool,
-    /// What it has said of itself, if it has.
+    /// Last report of the worker, if it has sent one.
     pub(crate) report: Option<WorkerReport>,
     pub(crate) welcome: Option<Welcome>,
     pub(crate) deliveries: VecDeque<UnsentDelivery>,
-    /// Number of these for which bodies that are not in memory have been asked for, and their bytes.
+    /// Number of deliveries whose bodies were requested because they are not in memory, and their total bytes.
     pub(crate) ahead: usize,
     pub(crate) ahead_bytes: usize,
-    /// Messages that it is to stop, with the grants that are meant.
+    /// Messages that the client is to stop, with the grants that are meant.
     pub(crate) cancels: VecDeque<(Handle, u64)>,
     pub(crate) values: VecDeque<(Key, KeyState)>,
-    /// Waits of running jobs that are refused.
+    /// Refused waits of running jobs.
     pub(crate) refused: Vec<RefusedWait>,
     pub(crate) answers: VecDeque<(u64, Answer)>,
-    /// Numbers of the questions that wait to be sent to it; some may be over.
+    /// Numbers of the questions to send to the worker. Some may be over.
     pub(crate) asks: VecDeque<u64>,
 }
 
@@ -55,7 +55,7 @@ pub(crate) struct UnsentDelivery {
     pub(crate) consumer: u32,
     pub(crate) message: Handle,
     pub(crate) grant: u64,
-    /// Bytes of its body, if that was asked for.
+    /// Bytes of its body, if that was requested.
     pub(crate) bytes: usize,
 }
 
@@ -88,12 +88,12 @@ impl ClientConnection {
         }
     }
 
-    /// Whether as much is on its way to it as may be.
+    /// Whether the connection has as many messages on their way as it may.
     pub(crate) fn is_backlogged(&self) -> bool {
         self.unsent >= UNSENT_CAP
     }
 
-    /// Whether its consumers may be given work.
+    /// Whether consumers of the connection may receive work.
     pub(crate) fn takes_work(&self) -> bool {
         self.writable && !self.is_backlogged()
     }
@@ -186,8 +186,8 @@ impl Broker {
         self.seal(Durability::None);
     }
 
-    /// Returns the presented leases that hold. Messages whose leases the client holds and does not present
-    /// are returned: it does not work on them.
+    /// Returns the presented leases that still hold. Other messages leased to the client return to their queues: it
+    /// does not work on them.
     fn keep_leases(&mut self, session: u32, presented: &[Lease]) -> Vec<Lease> {
         let mut kept = Vec::with_capacity(presented.len());
         self.checks += 1;
@@ -227,13 +227,13 @@ impl Broker {
         kept
     }
 
-    /// Finds a grant of before a crash, whose record was lost with it. Nobody else runs the message, so the
-    /// client that does may go on.
+    /// Finds a grant from before a crash whose record was lost with it. No other client runs the message, so this
+    /// client may continue.
     ///
-    /// A grant that the journal knows of was not lost: its message has been settled, moved or handed
-    /// back since, and the client only has not heard that yet. Nor is one that it does not know of, but
-    /// knows of later ones, or of a later hello of the session: the broker that made those has judged
-    /// it, and what it told the client must stay true.
+    /// A grant that the journal knows was not lost: its message has been settled, moved or returned since, and the
+    /// client has not learned that yet. A grant unknown to the journal was not lost either if the journal knows later
+    /// ones, or a later hello of the session. The broker that made those has judged it, and its answer to the client
+    /// must stay true.
     fn find_lost_grant(&self, session: u32, lease: &Lease) -> Option<u32> {
         let is_judged = self.state.sessions[session].judged_in > lease.epoch;
         let is_known = (lease.epoch, lease.grant) <= self.last_grant;
@@ -280,7 +280,7 @@ impl Broker {
         self.outbox.push_back(Output::Close { conn, reason });
     }
 
-    /// Forgets the connection. Deliveries that never left return at once: nobody can have begun them.
+    /// Forgets the connection. Deliveries that never left return at once: no client can have begun them.
     fn drop_connection(&mut self, conn: ConnId) -> Option<u32> {
         let connection = self.connections.remove(&conn)?;
         let index = connection.session;
@@ -301,7 +301,7 @@ impl Broker {
         Some(index)
     }
 
-    /// Returns a message whose lease ends without anything having gone wrong.
+    /// Returns a message to its queue when its lease ends although nothing went wrong.
     pub(crate) fn return_message(&mut self, slot: u32) {
         if self.end_if_asked(slot) {
             return;
@@ -320,7 +320,7 @@ impl Broker {
     }
 }
 
-/// Returns the longest beginning of the text that has at most this many bytes.
+/// Returns the longest prefix of the text with at most this many bytes.
 pub(crate) fn truncate(text: &str, bytes: usize) -> &str {
     let ends = (0..=bytes.min(text.len())).rev();
     let end = ends.into_iter().find(|end| text.is_char_boundary(*end));

@@ -1,4 +1,4 @@
-//! Counts everything again that is counted.
+//! Recounts everything that is counted.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,8 +11,8 @@ use crate::messages::EntryState;
 use crate::table::interner::Name;
 
 impl Broker {
-    /// Counts everything again that the broker keeps counts of, and panics where a count is wrong. It
-    /// takes as long as there is state: for tests and the simulator.
+    /// Recounts everything that the broker counts, and panics if a count is wrong. Takes time in proportion to the
+    /// state: for tests and the simulator.
     pub fn assert_consistent(&self) {
         self.assert_messages_are_where_they_say();
         self.assert_claims_are_owned();
@@ -43,13 +43,13 @@ impl Broker {
         );
     }
 
-    /// Panics if a job that waits is waited for by what it waits for. For the simulator, whose clients wait for nothing
-    /// that is yet to be enqueued.
+    /// Panics if a waiting job is in a circle of waits. For the simulator, whose clients never wait for jobs that are
+    /// yet to be enqueued.
     pub fn assert_no_circle_of_waits(&self) {
         self.state.assert_no_circle();
     }
 
-    /// A message that has not failed remembers the key that it owns and no other: only that is carried forward.
+    /// Panics unless each unfailed message remembers exactly the key that it owns: only that key is carried forward.
     fn assert_claims_are_owned(&self) {
         let state = &self.state;
         let mut owners = 0;
@@ -67,8 +67,7 @@ impl Broker {
 
     fn assert_messages_are_where_they_say(&self) {
         let state = &self.state;
-        // Ready, delayed and running messages of each queue and the bytes of the first two; ready ones of
-        // each flow.
+        // Ready, delayed and running messages of each queue, bytes of the first two, and ready messages of each flow.
         let mut counts: BTreeMap<u32, [u64; 5]> = BTreeMap::new();
         let mut flows = BTreeMap::new();
         let mut leases = 0;
@@ -223,7 +222,7 @@ impl Broker {
         }
     }
 
-    /// A workflow knows how many of its jobs have not ended, and how many of them a failure has blocked.
+    /// Panics unless each workflow knows how many of its jobs have not ended, and how many of these are blocked.
     fn assert_workflows_are_counted(&self) {
         let state = &self.state;
         let mut live: BTreeMap<MessageId, [u64; 2]> = BTreeMap::new();
@@ -242,7 +241,7 @@ impl Broker {
         state.workflows.assert_counts();
     }
 
-    /// Each queue, task, value, reason and class of a failure holds its name, and nothing else does.
+    /// Panics unless each name is held as often as queues, tasks, values, reasons and failure classes use it.
     fn assert_names_are_held(&self) {
         let state = &self.state;
         let mut held: BTreeMap<Name, u32> = BTreeMap::new();
@@ -322,7 +321,7 @@ impl Broker {
 
     fn assert_live_things_are_in_the_ledger(&self) {
         let state = &self.state;
-        // A slot that was used twice within one record has two entries that look current.
+        // A slot used twice within one record has two entries that look current.
         let live: BTreeSet<_> = state
             .live_bases
             .iter()

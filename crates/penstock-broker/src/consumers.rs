@@ -1,9 +1,9 @@
-//! Consumers: who takes jobs from which queues, of which tasks, and how many.
+//! Consumers: which client takes jobs from which queues, of which tasks, and how many.
 //!
-//! A connection has any number of consumers. One that wants work stands in the ring of each of its queues,
-//! among those that can run the same tasks; a queue that has work and somebody in such a ring stands in the
-//! ring of queues. So a job costs the same with any number of consumers of other queues, and a job that
-//! none of its queue's consumers can run is sent to nobody.
+//! A connection may have any number of consumers. A consumer that wants work is in the ring of each of its queues,
+//! among those that can run the same tasks. A queue that has work and a consumer in such a ring is in the ring of
+//! queues. So a job costs the same however many consumers other queues have, and a job that none of its queue's
+//! consumers can run is sent to nobody.
 
 use penstock_faults::planted;
 use penstock_message::{Consume, MessageId, Notice, TaskSelection};
@@ -14,7 +14,7 @@ use crate::queues::queue::WaitingConsumer;
 use crate::table::slab::Slab;
 use crate::{Broker, CloseReason, ConnId};
 
-/// Most queues of a consumer. A worker serves a few; the list is compared with itself, so it must not be long.
+/// Most queues of a consumer. A worker serves a few; the list is compared with itself, so it must stay short.
 pub(crate) const QUEUES_CAP: usize = 1024;
 /// Most tasks that a consumer may name.
 const TASKS_CAP: usize = 1 << 16;
@@ -24,19 +24,19 @@ const CONSUMERS_CAP: usize = 64;
 #[derive(Debug)]
 pub(crate) struct QueueConsumer {
     pub(crate) conn: ConnId,
-    /// Its number in its connection, which the client chooses.
+    /// Number of the consumer in its connection, chosen by the client.
     pub(crate) number: u32,
-    /// The app whose tasks it runs, for people.
+    /// Name of the app whose tasks the consumer runs, for people.
     pub(crate) app: String,
     pub(crate) credit: u64,
     pub(crate) seats: Vec<ConsumerSeat>,
-    /// The seat that is asked first next time, so that its queues take turns.
+    /// Index of the seat that is asked first next time, so that the queues take turns.
     next_seat: usize,
-    /// The tasks that it can run, as a set of [`TaskSets`](crate::queues::TaskSets); `None`: any.
+    /// Tasks that the consumer can run, as a set of [`TaskSets`](crate::queues::TaskSets); `None`: any.
     pub(crate) tasks: Option<u32>,
-    /// Jobs that wait for others and hold all of its slots; none: it has slots.
+    /// Waiting jobs that hold all of its slots. Empty while it has slots.
     pub(crate) held_by: Vec<MessageId>,
-    /// Tells its entries in rings from those that it left behind when it changed.
+    /// Serial number of its entries in rings: entries from before its last change are stale.
     serial: u64,
 }
 
@@ -44,7 +44,7 @@ pub(crate) struct QueueConsumer {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ConsumerSeat {
     pub(crate) queue: u32,
-    /// Whether it stands in the ring of the queue.
+    /// Whether the consumer is in the ring of the queue.
     is_waiting: bool,
 }
 
@@ -52,7 +52,7 @@ pub(crate) struct ConsumerSeat {
 pub(crate) struct QueueConsumers {
     all: Slab<QueueConsumer>,
     serials: u64,
-    /// Time of the next look at those that are held, on the monotonic clock.
+    /// Time of the next look at consumers without slots, on the monotonic clock.
     pub(crate) next_look: Option<u64>,
 }
 
@@ -69,7 +69,7 @@ impl QueueConsumers {
         self.all[slot].held_by = jobs.to_vec();
     }
 
-    /// Returns the connection that it stands for, and the consumer's number there.
+    /// Returns the connection of a waiting consumer, and the consumer's number there.
     pub(crate) fn owner_of(&self, waiter: WaitingConsumer) -> (ConnId, u32) {
         let consumer = &self.all[waiter.consumer];
         (consumer.conn, consumer.number)
@@ -79,7 +79,7 @@ impl QueueConsumers {
         self.all[waiter.consumer].tasks
     }
 
-    /// Whether a consumer in the ring of this queue is to be given work; if not, it leaves the ring.
+    /// Whether a consumer in the ring of this queue should receive work. If not, it leaves the ring.
     pub(crate) fn wants(
         &mut self,
         waiter: WaitingConsumer,
@@ -104,7 +104,7 @@ impl QueueConsumers {
         wants
     }
 
-    /// Notes that the consumer was given a message of this queue; true when it stays in the ring.
+    /// Notes that the consumer received a message of this queue. Returns whether it stays in the ring.
     pub(crate) fn was_served(
         &mut self,
         waiter: WaitingConsumer,
@@ -124,7 +124,7 @@ impl QueueConsumers {
 }
 
 impl QueueConsumer {
-    /// Whether it takes nothing because all of its slots are held by jobs that wait.
+    /// Whether the consumer takes nothing because waiting jobs hold all of its slots.
     pub(crate) fn is_held(&self) -> bool {
         self.credit == 0 && !self.held_by.is_empty()
     }
@@ -139,7 +139,7 @@ impl QueueConsumer {
         seats.map(move |seat| (seat.queue, seat.is_waiting.then_some(waiter)))
     }
 
-    /// Whether it stands in the ring of the queue.
+    /// Whether the consumer is in the ring of the queue.
     pub(crate) fn is_waiting(&self, queue: u32) -> bool {
         let mut seats = self.seats.iter();
         seats.any(|seat| seat.queue == queue && seat.is_waiting)
@@ -205,15 +205,8 @@ impl Broker {
         }
     }
 
-    /// Changes the queues that it takes from, or its tasks. An empty list of queues, or [`TaskSelection::Same`], leaves
-    /// these as they are.
-    fn change_consumer(
-        &mut self,
-        slot: u32,
-        queues: &[String],
-        tasks: &TaskSelection,
-        is_renamed: bool,
-    ) {
+    /// Changes the consumer's queues or tasks. An empty list of queues, or [`Tasks::Same`], leaves them as they are.
+    fn change_consumer(&mut self, slot: u32, queues: &[String], tasks: &Tasks, is_renamed: bool) {
         let state = &mut self.state;
         let consumer = &self.consumers.all[slot];
         let mut chosen: Vec<u32> = Vec::with_capacity(queues.len());
@@ -229,7 +222,7 @@ impl Broker {
         if chosen.is_empty() {
             chosen.clone_from(&seats);
         }
-        // The new set is taken before the old one is given back, so that an equal one stays.
+        // The new set is acquired before the old one is released, so that an equal one stays.
         let was = consumer.tasks;
         let (sets, names) = (&mut state.queues.sets, &mut state.names);
         let set = match tasks {
@@ -266,7 +259,7 @@ impl Broker {
                 .for_each(|queue| self.report_shared_tasks(*queue, now));
         }
         if let Some(set) = set {
-            // Its users are consumers, and it has one more only if it had another set.
+            // Its users are consumers, and the set gained one only if this consumer had another set before.
             let old_set = if is_same { set } else { was };
             let state = &mut self.state;
             state.queues.sets.release(old_set, &mut state.names);
@@ -277,7 +270,7 @@ impl Broker {
         }
     }
 
-    /// Handles the first consumer with these tasks in a queue: sends a notice if another app has some of them too.
+    /// Handles the first consumer with these tasks in a queue. Sends a notice if another app has some of them too.
     fn report_shared_tasks(&mut self, queue: u32, tasks: Option<u32>) {
         let state = &self.state;
         let shared = state.queues.shared_tasks(queue, tasks);
@@ -295,7 +288,7 @@ impl Broker {
         self.notice(notice);
     }
 
-    /// Stops a consumer: its credit becomes 0.
+    /// Stops a consumer: sets its credit to 0.
     pub(crate) fn stop_consuming(&mut self, conn: ConnId, number: u32) {
         if let Some(connection) = self.connections.get(&conn) {
             for slot in &connection.consumers {
@@ -307,7 +300,7 @@ impl Broker {
         }
     }
 
-    /// Drops the consumers of a connection that has ended.
+    /// Drops the consumers of a closed connection.
     pub(crate) fn drop_consumers(&mut self, slots: Vec<u32>) {
         for slot in slots {
             let consumer = self.consumers.all.remove(slot);
@@ -321,7 +314,7 @@ impl Broker {
         }
     }
 
-    /// Puts the consumers of a connection into the rings of their queues, as far as they want work.
+    /// Puts the consumers of a connection that want work into the rings of their queues.
     pub(crate) fn join_rings_of(&mut self, conn: ConnId) {
         let Some(connection) = self.connections.get(&conn) else {
             return;

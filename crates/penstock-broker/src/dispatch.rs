@@ -1,4 +1,4 @@
-//! Hands out work, and handles times that have come.
+//! Hands out work, and runs timers.
 
 use bytes::Bytes;
 use penstock_faults::planted;
@@ -21,42 +21,43 @@ use crate::state::BrokerState;
 use crate::table::interner::Name;
 use crate::timers::Timer;
 
-/// Returns the time after which a value that is pinned is looked at again, by how long its own time is over. What has failed
-/// may pin its inputs for a month, a million of them perhaps: to look at each once a minute would be all that there is to do.
+/// Returns the interval after which an expired but pinned value is checked again, by the time since it expired. A
+/// failed job may pin a million inputs for a month, and checking each once a minute would leave no time for anything
+/// else.
 fn pinned_for_ms(over_for_ms: u64) -> u64 {
     const LEAST_MS: u64 = 60_000;
     const MOST_MS: u64 = 3_600_000;
     over_for_ms.clamp(LEAST_MS, MOST_MS)
 }
 
-/// Jobs that may run in addition while the disk has no space for leases. Their outcomes fit into the reserve for
-/// settlements, which is 2 MiB at least, unless they are large.
+/// Most jobs that may start while the disk has no space for leases. Unless their outcomes are large, they fit into the
+/// reserve for settlements, which is at least 2 MiB.
 const STARTED_ON_FULL_DISK: usize = 16;
 
 impl Broker {
-    /// Gives ready messages to the connections that want work, one each in turn.
+    /// Hands ready messages to the connections that want work, one each in turn.
     pub(crate) fn hand_out(&mut self) {
-        // What came due or expired while inputs were handled goes first: an expired message is not handed out.
+        // Timers run first, so that a message that expired while inputs were handled is not handed out.
         self.run_timers();
         let mut may_start = self.may_start();
         if may_start == 0 || !std::mem::take(&mut self.state.has_new_work) {
             return;
         }
-        // A message that may be delivered only once must not be handed out again because its grant was
-        // lost in a crash; so its delivery waits for the grant. All other grants ride along for free.
+        // A message that may be delivered only once must not be handed out again because its grant was lost in a crash,
+        // so its delivery waits for the grant. All other grants ride along for free.
         let mut durability = Durability::None;
         self.begin(durability);
         while let Some(queue) = self.state.queues.next_in_ring() {
-            // An end may have to be told to a join, and end it, too.
+            // An end may have to be reported to a join, and end that too.
             if self.added + 3 > ENDED_AT_ONCE || may_start == 0 {
-                // The record is full, or the disk; the next one goes on.
+                // The record or the disk is full; the next record continues.
                 self.state.queues.activate_first(queue);
                 self.state.has_new_work = true;
                 break;
             }
             match self.hand_out_one(queue) {
                 HandOutOutcome::Overdue { slot } => {
-                    // It ends at once, for its flow may list it a second time.
+                    // It ends at once, since its flow may list it a second time.
                     durability = Durability::Disk;
                     self.must_be_safe();
                     self.state.push_ready(slot);
@@ -85,8 +86,9 @@ impl Broker {
         self.seal(durability);
     }
 
-    /// Returns how many jobs the space on the disk lets start. While it is short they start a few at a time:
-    /// each that ends frees space. Where all that is on the disk waits to run, nothing else ever would.
+    /// Returns how many jobs may start given the space on the disk. While space is short they start a few at a time,
+    /// since each job that ends frees space. If all data on the disk were jobs waiting to run, nothing else would ever
+    /// free any.
     fn may_start(&mut self) -> usize {
         if self.space < Space::NoLeases {
             self.fewest_running = None;
@@ -97,7 +99,7 @@ impl Broker {
         }
         let sessions = self.state.sessions.iter();
         let running = sessions.map(|(_, session)| session.leases.len()).sum();
-        // What ran before may run for long, and counts for nothing.
+        // Jobs that ran before may run for long, and do not count.
         let fewest = self.fewest_running.map_or(running, |few| few.min(running));
         self.fewest_running = Some(fewest);
         (fewest + STARTED_ON_FULL_DISK).saturating_sub(running)
@@ -118,7 +120,7 @@ impl Broker {
             && self.clocks.has_come(when)
             && !planted!("deliver-expired")
         {
-            // Its timer has not had its turn among many.
+            // Its timer is one of many and has not fired yet.
             queues.refund(messages, slot, charge);
             queues.enroll_first(queue, consumers.tasks_of(waiter), waiter);
             return HandOutOutcome::Overdue { slot };
@@ -126,7 +128,7 @@ impl Broker {
         if let Some(mark) = self.state.mark_that_cancels(slot)
             && !planted!("start-while-cancelling")
         {
-            // The steps of an operation under way have not come to it.
+            // The steps of an operation under way have not reached it.
             let BrokerState {
                 queues, messages, ..
             } = &mut self.state;
@@ -161,7 +163,7 @@ impl Broker {
             safe_after.add(self.state.position, Durability::Disk);
         }
         if self.state.messages.until_start(slot).is_some() {
-            // Before the lease: a claim that ends here is not taken again, by a retry or after a crash.
+            // Before the lease: once a claim ends here, neither a retry nor a crash restores it.
             self.record(&RecordEvent::Unclaimed { number });
             self.state.give_up_claim(slot);
         }
@@ -193,7 +195,7 @@ impl Broker {
         let mut is_begun = false;
         let mut durability = Durability::None;
         let mut overdue = Vec::new();
-        // On the last reserve of the disk all wait, for what they do may take space.
+        // On the last reserve of the disk all timers wait, since their work may take space.
         while self.budget > 0
             && self.space != Space::NoSettlements
             && let Some(timer) = self.state.timers.pop(&self.clocks)
@@ -202,7 +204,7 @@ impl Broker {
                 self.budget -= 1;
             }
             if !is_begun {
-                // Whatever a timer ends may be waited for, so effects rest on the disk.
+                // Clients may wait for anything that a timer ends, so effects wait for the disk.
                 is_begun = true;
                 self.begin(Durability::Disk);
             }
@@ -294,7 +296,7 @@ impl Broker {
             Timer::Schedule { number, at } => self.state.schedules.wake(number, at),
             Timer::FailedJobs => {
                 self.state.failed.is_timed = false;
-                // What is old goes in steps, the last of which sets the timer again.
+                // Old failed jobs are dropped in steps, the last of which sets the timer again.
                 if !self.keeps_too_much() {
                     self.state.wait_for_failed_jobs();
                 }
@@ -354,7 +356,7 @@ impl Broker {
         }
     }
 
-    /// Sends a notice once of each task that work of it waits, and that no worker of the queue knows it.
+    /// Sends one notice for each task that has waiting jobs and is unknown to every worker of the queue.
     fn report_unknown_tasks(&mut self, index: u32) {
         let unknown: Vec<(Name, usize)> = self.state.queues.unknown_tasks(index).collect();
         let queue = &mut self.state.queues[index];
@@ -391,17 +393,17 @@ impl Broker {
             lease.expired = true;
             return false;
         }
-        // A message that has taken the place of another has its number, and another time.
+        // A message that has replaced another has its number, and another time.
         let at = messages.expires_at(handle.slot);
         if !at.is_some_and(|at| self.clocks.has_come(at)) {
             return false;
         }
-        // What has been told how it ended does not end in another way.
+        // A message whose end was already reported does not end in another way.
         !self.state.messages[handle.slot].is_failed()
             && self.state.decided_end(handle.slot).is_none()
     }
 
-    /// Ends messages whose time is over.
+    /// Ends expired messages.
     fn expire(&mut self, overdue: &mut Vec<u32>) {
         if overdue.is_empty() {
             return;
@@ -412,7 +414,7 @@ impl Broker {
         self.added += self.end_unrun(std::mem::take(overdue), Unrun { how, reason });
     }
 
-    /// Ends the leases of a worker that did not come back in time, step by step.
+    /// Ends the leases of a worker that did not come back in time, in steps.
     fn lose_leases(&mut self, session: u32) {
         let heartbeat_ms = self.state.sessions[session].heartbeat_ms;
         let seconds = heartbeat_ms as f64 / 1000.0;
@@ -422,8 +424,8 @@ impl Broker {
         self.state.keys.watchers.unwatch_all(session);
     }
 
-    /// Puts a message back whose worker died under it, or has it wait, or fails it when that was once too often. `blame`: for
-    /// the end of its process; none for the loss of its worker.
+    /// Returns a message whose worker died to its queue, delays it, or fails it after too many crashes. `blame` is set
+    /// for the end of its process, not for the loss of its worker.
     pub(crate) fn crash(&mut self, slot: u32, reason: Bytes, blame: Option<Blame>) {
         if self.end_if_asked(slot) {
             return;
@@ -433,7 +435,7 @@ impl Broker {
         let head = self.crash_head(slot);
         let (suspects, delay_ms) = match crashed(head, blame) {
             CrashEnd::Failed { .. } => return self.fail_by_itself(slot, true, CRASHED, &reason),
-            // The record says that it crashed, and the state counts.
+            // The record only says that it crashed; the state does the counting.
             CrashEnd::Again {
                 suspects, delay_ms, ..
             } => (suspects, delay_ms),
@@ -444,8 +446,8 @@ impl Broker {
         let waits = delay_ms > 0 && !planted!("crash-runs-at-once");
         let due = waits.then(|| self.clocks.resolve_start(Due::AfterMs(delay_ms)));
         if self.state.is_behind_mark(slot) || self.is_spared(slot) || due.is_some() {
-            // What was purged, or cancelled, is what waited; this one did not, and so gets a number behind the mark. One that
-            // is delayed comes behind what is ready, as a retry does.
+            // Purges and cancellations are for waiting messages. This one was running, so it gets a number behind the
+            // mark. If it is delayed it goes behind the ready messages, as a retry does.
             return self.renumber(slot, Some(&reason), due);
         }
         self.record(&RecordEvent::Crashed {
@@ -455,8 +457,8 @@ impl Broker {
         self.state.crash_message(slot, reason);
     }
 
-    /// Puts a message back which, or another one, has killed their worker; or fails it when it has been near too many
-    /// deaths.
+    /// Returns a message to its queue that, alone or with others, was in a worker process that died. Fails it once it
+    /// has been there too often.
     pub(crate) fn suspect(&mut self, slot: u32, reason: Bytes) {
         if self.end_if_asked(slot) {
             return;
@@ -494,8 +496,8 @@ impl Broker {
         }
     }
 
-    /// Renumbers a message that comes to wait where a purge has been, or until it is due: its lease ends without an outcome,
-    /// or it was held.
+    /// Renumbers a message that starts to wait behind a purge, or until it is due: its lease ended without an outcome,
+    /// or a join held it.
     pub(crate) fn renumber(&mut self, slot: u32, crashed: Option<&Bytes>, due: Option<ClockTime>) {
         let lease = self.state.messages.lease_state(slot);
         let was_sent = lease.is_some_and(|lease| lease.sent);
@@ -516,8 +518,8 @@ impl Broker {
             .move_message(slot, &change, crashed.cloned(), None);
     }
 
-    /// Fails a message that the broker finds can't be run, for this reason. Clients that wait for its
-    /// result learn of it.
+    /// Fails a message that the broker finds can't be run, for this reason. Clients that wait for its result learn of
+    /// it.
     pub(crate) fn fail_by_itself(&mut self, slot: u32, crashed: bool, class: &str, reason: &Bytes) {
         let text = String::from_utf8_lossy(reason);
         let failing = Failing {
@@ -526,7 +528,7 @@ impl Broker {
             is_displaced: false,
             class: self.state.names.intern(class),
             message: truncate(&text, Failure::TEXT_CAP_BYTES),
-            // Crashes of one task are of one kind, as far as anybody can tell from here.
+            // Crashes of one task are all alike, as far as the broker can tell.
             fingerprint: self.state.fingerprint(slot, class),
             preview: &[],
             note: Some(reason),
@@ -542,11 +544,11 @@ impl Broker {
 }
 
 enum HandOutOutcome {
-    /// The time of this one is over. It is in no queue now.
+    /// The message has expired. It is in no queue now.
     Overdue {
         slot: u32,
     },
-    /// An operation under way cancels this one. It is in no queue now.
+    /// An operation under way cancels the message. It is in no queue now.
     Cancelled {
         slot: u32,
         mark: Mark,
@@ -558,17 +560,17 @@ enum HandOutOutcome {
 }
 
 impl BrokerState {
-    /// Whether the message is handed out and can't be sent before its body was read back.
+    /// Whether the message is handed out but can't be sent before its body has been read back.
     pub(crate) fn awaits_body(&self, message: Handle) -> bool {
         self.messages.get(message).is_some() && self.messages.is_sent_after_read(message.slot)
     }
 
-    /// Whether it has a body that is not in memory.
+    /// Whether the message has a body that is not in memory.
     pub(crate) fn lacks_body(&self, slot: u32) -> bool {
         self.messages.body(slot).is_none() && self.messages.body_at(slot).length() > 0
     }
 
-    /// Returns the body to send. After that it need not be in memory, if it can be read again.
+    /// Returns the body to send. It need not stay in memory after that, if it can be read again.
     fn body_to_send(&mut self, slot: u32) -> Bytes {
         let can_be_read =
             self.resident_limit.is_some() && self.messages[slot].base() <= self.durable;
@@ -591,7 +593,7 @@ impl BrokerState {
         extras.boxed()
     }
 
-    /// Returns the delivery of a hand-out that still holds; from here on the job may have begun.
+    /// Returns the delivery of a hand-out that still holds. From here on the job may have begun.
     pub(crate) fn delivery(
         &mut self,
         waiting: &UnsentDelivery,

@@ -1,9 +1,9 @@
-//! How messages end. Whatever ends one (a worker, a failure, a crash, its age, a purge, a person, a lack
-//! of room), it ends here: its value is stored or left to be derived, and [`BrokerState::end`] frees the key that
-//! it owns, counts, and reports to the join that it is a member of.
+//! How messages end. Whatever ends a message (a worker, a failure, a crash, its age, a purge, a person, a lack of
+//! room), it ends here. Its value is stored or left to be derived, and [`BrokerState::end`] frees the key that it owns,
+//! counts it, and reports to the join that it is a member of.
 //!
-//! A message that the broker ends itself has no value of its own in the journal. How and when it ended
-//! gives the value, so that a million messages end in a thousand small records.
+//! A message that the broker itself ends has no value of its own in the journal. Its value is derived from how and when
+//! it ended, so a million messages end in a thousand small records.
 
 pub(crate) mod ended_values;
 
@@ -27,13 +27,13 @@ use crate::records::{ENDED_AT_ONCE, Failing, RecordEvent, Renumbered, RunHead, U
 use crate::state::{BrokerState, Ending};
 use crate::table::interner::Name;
 
-/// The end of a run, or of a message that can't be run any more.
+/// End of a run, or of a message that can't be run any more.
 pub(crate) enum RunEnd<'a> {
-    /// Its worker has finished it. The value comes with the same transaction.
+    /// The worker has finished the job. Its value is in the same transaction.
     Acked { cost_us: u64 },
-    /// Its worker has finished the run, and something else takes the place of the job.
+    /// The worker has finished the run, and something else takes the place of the job.
     Replaced { cost_us: u64 },
-    /// Failed for good. `value`: the body of its result, if anybody may read one.
+    /// The job failed for good. `value` is the body of its result, if any client may read it.
     Failed {
         failing: Failing<'a>,
         value: Option<Bytes>,
@@ -48,12 +48,13 @@ pub(crate) struct Unrun {
     pub(crate) reason: Name,
 }
 
-/// Reason of a job that waited for a failure which did not come.
+/// Reason of a job that waited for a failure that did not happen.
 pub(crate) const NOT_NEEDED: &str = "it was not needed: nothing that it waited for has failed";
-/// Group of the values that say how joins have ended.
+/// Group of the values that hold the outcomes of joins.
 const OUTCOMES: &str = "penstock.groups";
 
-/// Returns the body of a value that says which jobs have failed, in the order of their ids: members of a group in theirs.
+/// Returns the body of a value that names the failed jobs in the order of their ids. Members of a group keep their
+/// order.
 pub(crate) fn upstream(causes: &[MessageId]) -> Bytes {
     let mut causes = causes.to_vec();
     causes.sort_unstable();
@@ -61,19 +62,19 @@ pub(crate) fn upstream(causes: &[MessageId]) -> Bytes {
     ids.collect::<Vec<u8>>().into()
 }
 
-/// Class of jobs whose workers crashed once too often.
+/// Class of jobs whose workers crashed too often.
 pub(crate) const CRASHED: &str = "WorkerCrashed";
 /// Class of jobs whose body could not be read back.
 pub(crate) const UNREADABLE: &str = "Unreadable";
 
 impl Broker {
-    /// Counts it for the queue and the task of the message.
+    /// Adds one to a counter of the message's queue and task.
     #[inline]
     pub(crate) fn count(&mut self, slot: u32, what: Counter) {
         self.state.messages.count(slot, what);
     }
 
-    /// Counts a message that has come from another queue.
+    /// Counts a message that has arrived from another queue.
     pub(crate) fn count_arrival(&mut self, slot: u32) {
         let queue = self.state.messages.queue(slot);
         self.state.queues.count_arrival(queue);
@@ -138,8 +139,8 @@ impl Broker {
         self.follow_ends();
     }
 
-    /// Ends messages that wait, as [`Broker::end_unrun`] does. Those whose end was told to watchers already
-    /// end as told.
+    /// Ends waiting messages, as [`Broker::end_unrun`] does. If watchers were already told how a message ended, it ends
+    /// that way.
     pub(crate) fn end_waiting(&mut self, slots: Vec<u32>, unrun: Unrun) -> usize {
         let told = |slot: &u32| self.state.decided_end(*slot);
         if !slots.iter().any(|slot| told(slot).is_some()) {
@@ -167,7 +168,7 @@ impl Broker {
         ended.sum()
     }
 
-    /// Ends messages that do not run. Returns the number of events of joins that came of it.
+    /// Ends messages that do not run. Returns the number of join events that this caused.
     pub(crate) fn end_unrun(&mut self, slots: Vec<u32>, unrun: Unrun) -> usize {
         if slots.is_empty() {
             return 0;
@@ -177,15 +178,15 @@ impl Broker {
         self.follow_ends()
     }
 
-    /// Ends messages that do not run, and leaves what follows from that to the caller.
+    /// Ends messages that do not run, and leaves the consequences to the caller.
     fn end_unrun_here(&mut self, mut slots: Vec<u32>, unrun: Unrun) {
         let Unrun { how, reason } = unrun;
         let messages = &self.state.messages;
         slots.sort_unstable_by_key(|slot| messages[*slot].number());
-        // A flow, or the timers, may name one twice.
+        // A flow or the timers may list a message twice.
         slots.dedup();
         let at = self.clocks.steady();
-        // While space is short, values without a body go first: these are not kept at all.
+        // While space is short, values without a body are dropped first: these are not kept at all.
         let kept = self.space == Space::Plenty;
         let mut rest = &slots[..];
         while !rest.is_empty() {
@@ -220,9 +221,9 @@ impl Broker {
         }
     }
 
-    /// Returns how many of these messages, which are in the order of their numbers, one event can end. Where two copies of one
-    /// leave their values, the second value replaces the first, and the journal has to tell of that in between if the first copy
-    /// stands behind the second.
+    /// Returns how many of these messages, which are sorted by number, one event can end. If two copies of a message
+    /// leave values, the second replaces the first. If the first copy is behind the second in the journal, it must be
+    /// told of that in between.
     fn ended_by_one_event(&self, slots: &[u32], kept: bool) -> usize {
         let most = slots.len().min(ENDED_AT_ONCE);
         if !kept {
@@ -244,8 +245,8 @@ impl Broker {
         (1..most).find(|at| replaces(*at)).unwrap_or(most)
     }
 
-    /// Tells the journal that the end or the retry of a message removes the value that its id has, if that stands behind the
-    /// message: whoever reads the journal later may not know the message, but the value.
+    /// Records that the end or retry of a message removes the value of its id, if the value is behind the message in
+    /// the journal. A later reader of the journal may know the value but not the message.
     pub(crate) fn record_removed_value(&mut self, slot: u32) {
         let key = Key::Result(self.state.messages[slot].id);
         if !self.state.value_stands_behind(&key, slot) {
@@ -284,7 +285,7 @@ impl Broker {
         }
     }
 
-    /// Stores how a message ended, if anybody reads its result.
+    /// Stores how a message ended, if any client reads its result.
     fn put_result(&mut self, slot: u32, status: ValueStatus, body: Option<Bytes>) {
         let shared_head = self.state.messages.shared_head(slot);
         let (Some(ttl_ms), Some(body)) = (shared_head.result_ttl_ms, body) else {
@@ -301,7 +302,7 @@ impl Broker {
         );
     }
 
-    /// Stores a value: the one place where that is decided.
+    /// Stores a value. The only place that decides this.
     pub(crate) fn put(
         &mut self,
         key: Key,
@@ -327,8 +328,8 @@ impl Broker {
         self.evict(group);
     }
 
-    /// Drops the oldest results of a group that is over its cap, as many as there is room for in the record
-    /// at hand; a later step goes on.
+    /// Drops the oldest results of a group that is over its cap, as many as fit into the current record. A later step
+    /// continues.
     pub(crate) fn evict(&mut self, group: Name) {
         let cap_bytes = self.options.results_cap_bytes;
         while self.added < ENDED_AT_ONCE {
@@ -348,14 +349,14 @@ impl Broker {
         self.chores.evict(group);
     }
 
-    /// Values of messages that the broker has ended count as results, too: the oldest go, as many as there
-    /// is room for in the record at hand; a later step goes on.
+    /// Drops the oldest values of messages that the broker has ended, as many as fit into the current record. They
+    /// count as results too. A later step continues.
     pub(crate) fn make_room_for_ends(&mut self) {
         let over = self.ended_values_over();
         self.drop_ended_values(over);
     }
 
-    /// Returns how many such values are too many.
+    /// Returns the number of such values beyond the cap.
     pub(crate) fn ended_values_over(&self) -> u64 {
         let cap = self.options.results_cap_bytes / ENDED_VALUE_BYTES;
         self.state.ends.len.saturating_sub(cap)
@@ -415,12 +416,12 @@ impl Broker {
     // --- joins, and keys of copies
 
     /// Records the consequences of ends in the same record: keys that copies inherit, and ends of joins. Returns the
-    /// number of events for them.
+    /// number of events.
     pub(crate) fn follow_ends(&mut self) -> usize {
         self.record_inherited_claims() + self.settle_joins()
     }
 
-    /// Tells the journal of keys that copies have inherited. Returns the number of events for that.
+    /// Records the keys that copies have inherited. Returns the number of events.
     fn record_inherited_claims(&mut self) -> usize {
         let inherited = std::mem::take(&mut self.state.inherited);
         for (number, key) in &inherited {
@@ -430,8 +431,8 @@ impl Broker {
         inherited.len()
     }
 
-    /// Ends the joins whose last member has reported, or one that failed. The members that such a
-    /// join blocks report in steps of their own, so that no chain of joins makes this long.
+    /// Ends the joins whose last member has reported, or that a failed member has decided. The members that such a join
+    /// blocks report in later steps, so that no chain of joins makes this long.
     fn settle_joins(&mut self) -> usize {
         let mut events = 0;
         while let Some(reported) = self.state.reported.pop_front() {
@@ -458,20 +459,20 @@ impl Broker {
         events
     }
 
-    /// Ends the join if its members have decided it. Returns the number of events for that.
+    /// Ends the join if its members have decided it. Returns the number of events.
     pub(crate) fn decide_join(&mut self, slot: u32) -> usize {
         let join: &Join = &self.state.joins[slot];
         if join.is_decided() {
             return 0;
         }
         if join.failures > join.policy.max_failures() {
-            // Other joins hear that it is not needed once they wait for it again.
+            // Other joins learn that it is not needed once they wait for it again.
             return match join.failure() == Arrival::NotNeeded && self.chores.reopens(&join.id) {
                 true => 0,
                 false => self.fail_join(slot),
             };
         }
-        // What it holds is released once other joins wait for it again.
+        // Its held messages are released once other joins wait for it again.
         if join.arrivals != join.count || self.chores.reopens(&join.id) {
             return 0;
         }
@@ -484,14 +485,14 @@ impl Broker {
         self.succeed_join(slot)
     }
 
-    /// Whether the join holds more in case it fails than one record is to end.
+    /// Whether the join holds more errbacks than one record should end.
     pub(crate) fn has_many_errbacks(&self, slot: u32) -> bool {
         self.held_for_failure(slot).nth(ENDED_AT_ONCE).is_some()
     }
 
-    /// Ends some of the many messages that a join holds in case it fails, when it is sure to succeed. Those that are members of
-    /// other joins end with the rest, since what waits for all of them is not needed either. Returns the number of events for
-    /// that; `None`: there are no others.
+    /// Ends some of the many errbacks of a join that is certain to succeed. Errbacks that are members of other joins
+    /// end with the rest, since messages that wait for all of them are not needed either. Returns the number of events;
+    /// `None` if there are no others.
     pub(crate) fn end_some_errbacks(&mut self, slot: u32) -> Option<usize> {
         let is_no_member = |slot: &u32| self.state.messages.member(*slot).is_none();
         let mut slots = self.held_for_failure(slot).filter(is_no_member).peekable();
@@ -501,7 +502,7 @@ impl Broker {
         Some(slots.len() + self.end_unrun(slots, Unrun { how, reason }))
     }
 
-    /// Whether the record has room for the end of a join and of all that is not needed then.
+    /// Whether the record has room for the end of a join and of all messages that are then not needed.
     pub(crate) fn has_room_to_end(&self, slot: u32) -> bool {
         let room = self.step_size();
         let slots: Vec<u32> = self.held_for_failure(slot).take(room + 1).collect();
@@ -509,7 +510,7 @@ impl Broker {
         left.is_some_and(|left| self.not_needed_after(slot, &slots, left).is_some())
     }
 
-    /// Returns the messages that a join holds in case it fails.
+    /// Returns the errbacks of a join: the messages that it holds in case it fails.
     fn held_for_failure(&self, join: u32) -> impl Iterator<Item = u32> {
         let is_for_failure = |slot: &u32| self.state.messages.when(*slot) == Outcome::Failed;
         self.held_slots(join).filter(is_for_failure)
@@ -527,7 +528,7 @@ impl Broker {
         self.follow_ends();
     }
 
-    /// Ends the coming of members to an unsealed join, which may end it.
+    /// Closes an unsealed join to new members, which may end it.
     pub(crate) fn seal_join(&mut self, join: JoinId, count: u32) {
         let Some(slot) = self.state.joins.find(&join) else {
             return;
@@ -542,8 +543,7 @@ impl Broker {
         self.follow_ends();
     }
 
-    /// Lets no more members come to the unsealed join of a workflow that is being cancelled. Returns the number of events
-    /// for that.
+    /// Closes the unsealed join of a workflow that is being cancelled to new members. Returns the number of events.
     pub(crate) fn cancel_unsealed(&mut self, workflow: &MessageId, reason: Name) -> usize {
         let Some(slot) = self.state.joins.unsealed_of(workflow) else {
             return 0;
@@ -565,7 +565,7 @@ impl Broker {
         events + self.follow_ends()
     }
 
-    /// Ends a join with too many failed members. Returns the number of events for that.
+    /// Ends a join with too many failed members. Returns the number of events.
     fn fail_join(&mut self, slot: u32) -> usize {
         let at = self.clocks.steady();
         let id = self.state.joins[slot].id;
@@ -584,10 +584,9 @@ impl Broker {
         1 + moved + self.free_blocked(slot) + self.put_outcome(slot, ValueStatus::Upstream)
     }
 
-    /// Frees the keys of the messages that a failed join blocks, as the keys of failed jobs are. Only a job that took the
-    /// place of another has a key while it is held. It does not take the key again when what blocks it is retried: by then
-    /// another may have it, and the retry of one member is no time to refuse the rest of a workflow. Returns the number
-    /// of events for that.
+    /// Frees the keys of messages that a failed join blocks, as for failed jobs. Only a job that replaced another has a
+    /// key while it is held. It does not reclaim the key when its blocker is retried. Another message may have the key
+    /// by then, and the retry of one member must not refuse the rest of a workflow. Returns the number of events.
     fn free_blocked(&mut self, join: u32) -> usize {
         if self.state.keys.claims() == 0 || planted!("blocked-keeps-key") {
             return 0;
@@ -602,8 +601,8 @@ impl Broker {
         slots.len() + self.record_inherited_claims()
     }
 
-    /// Releases the messages that a join held in case it failed, and whose queues are being purged: only messages that
-    /// waited were purged, and these did not. Returns the number of events for that.
+    /// Releases the errbacks of a join whose queues are being purged: a purge is for waiting messages, and these did
+    /// not wait. Returns the number of events.
     fn release_behind_marks(&mut self, slot: u32) -> usize {
         if self.state.marks.is_empty() || planted!("purge-released") {
             return 0;
@@ -620,7 +619,7 @@ impl Broker {
         slots.len()
     }
 
-    /// Ends a join whose members have ended well enough. Returns the number of events for that.
+    /// Ends a join whose members have met its conditions. Returns the number of events.
     pub(crate) fn succeed_join(&mut self, slot: u32) -> usize {
         let mut events = 1 + self.put_outcome(slot, ValueStatus::Gathered);
         events += self.end_not_needed(slot);
@@ -636,8 +635,8 @@ impl Broker {
         events
     }
 
-    /// Ends the messages that a join held in case it failed, and all that waits for nothing but these. They have neither
-    /// succeeded nor failed, so what waits for that is not needed either. Returns the number of events for that.
+    /// Ends the errbacks of a join, and all messages that wait for these alone. They have neither succeeded nor failed,
+    /// so messages that wait for them are not needed either. Returns the number of events.
     fn end_not_needed(&mut self, slot: u32) -> usize {
         let slots: Vec<u32> = self.held_for_failure(slot).collect();
         if slots.is_empty() {
@@ -646,7 +645,7 @@ impl Broker {
         let mut events = slots.len();
         let reason = self.state.names.intern(NOT_NEEDED);
         let how = UnrunCause::Cancelled;
-        // Those that wait end before what they wait for, or they would hear of its end.
+        // Waiting messages end before those that they wait for, or these would report their end to them.
         let after = self.not_needed_after(slot, &slots, usize::MAX);
         for (join, held) in after.into_iter().flatten().rev() {
             events += held.len() + 1;
@@ -664,8 +663,9 @@ impl Broker {
         events
     }
 
-    /// Returns the joins all of whose members are not needed, as these messages of another join are not, and the messages
-    /// that they hold; each before those that wait for what it holds. `None`: there are more than `most` in all.
+    /// Returns the joins whose members are all not needed, given that these messages of another join are not, and the
+    /// messages that they hold. Each comes before those that wait for its messages. Returns `None` if there are more
+    /// than `most` in all.
     fn not_needed_after(
         &self,
         origin: u32,
@@ -708,7 +708,7 @@ impl Broker {
         held.map(|handle| handle.slot)
     }
 
-    /// Keeps the outcome of a join as a value, if anybody reads it. Returns the number of events for that.
+    /// Keeps the outcome of a join as a value, if any client reads it. Returns the number of events.
     fn put_outcome(&mut self, slot: u32, status: ValueStatus) -> usize {
         let join = &self.state.joins[slot];
         if join.result_ttl_ms.is_none() {
@@ -744,7 +744,7 @@ impl Broker {
         self.release_again(held);
     }
 
-    /// Copies messages that a join has released, as planted bugs do.
+    /// Copies messages that a join has released, for planted bugs.
     fn release_again(&mut self, held: Vec<Handle>) {
         let is_ready = |handle: &Handle| {
             let messages = &self.state.messages;
@@ -779,7 +779,7 @@ impl BrokerState {
     pub(crate) fn unrun_value(&self, how: UnrunCause, reason: Name) -> Value {
         let status = match how {
             UnrunCause::Expired => ValueStatus::Expired,
-            // Which jobs have blocked it is forgotten with the join.
+            // The jobs that blocked it are forgotten with the join.
             UnrunCause::Blocked => return Value::new(ValueStatus::Upstream, Bytes::new()),
             _ => ValueStatus::Cancelled,
         };

@@ -1,4 +1,4 @@
-//! Failed jobs: kept for people to look into, to retry or to drop, in the order in which they failed.
+//! Failed jobs: kept for people to inspect, retry or drop, in the order in which they failed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -21,22 +21,22 @@ use crate::timers::Timer;
 /// Most failed jobs that a page lists, and that a query looks at.
 const LISTED: u32 = 1_000;
 const LOOKED_AT: usize = 10_000;
-/// Time of the failure of a group that can't go on, so that it is the first to go.
+/// Failure time of a group that can't continue, so that it is dropped first.
 const GIVEN_UP: u64 = 0;
 
 #[derive(Debug, Default)]
 pub(crate) struct FailedJobs {
-    /// Slots, and bytes in the journal, by number; a message gets a new number when it fails.
+    /// Slots, and bytes in the journal, by number. A message gets a new number when it fails.
     by_number: BTreeMap<u64, (u32, u64)>,
-    /// Bytes that they take in the journal.
+    /// Bytes that failed jobs take in the journal.
     pub(crate) bytes: u64,
-    /// Number of jobs dropped to keep to the limits or for want of space, since the process began; with those that
+    /// Number of jobs dropped because of the limits or for lack of space, since the process started. Includes jobs that
     /// failed groups had blocked.
     pub(crate) dropped: u64,
     pub(crate) was_told: bool,
-    /// Group of which some blocked jobs are gone; the rest goes, too.
+    /// Group that has lost some of its blocked jobs; the rest will go too.
     pub(crate) going: Option<JoinId>,
-    /// Whether a timer is set for the oldest, or for one that was older.
+    /// Whether a timer is set for the oldest job, or for an even older one.
     pub(crate) is_timed: bool,
 }
 
@@ -52,7 +52,7 @@ impl FailedJobs {
         }
     }
 
-    /// Notes that one of them takes another number of bytes now.
+    /// Notes that the size of a failed job has changed.
     pub(crate) fn set_bytes(&mut self, number: u64, bytes: u64) {
         if let Some((_, had)) = self.by_number.get_mut(&number) {
             self.bytes += bytes;
@@ -69,14 +69,14 @@ impl FailedJobs {
         first.map(|(number, (slot, _))| (*number, *slot))
     }
 
-    /// Lists those behind this number, oldest first.
+    /// Lists the failed jobs after this number, oldest first.
     pub(crate) fn after(&self, number: u64) -> impl Iterator<Item = (u64, u32)> {
         let from = number.saturating_add(1);
         let range = self.by_number.range(from..);
         range.map(|(number, (slot, _))| (*number, *slot))
     }
 
-    /// Lists those before this number, newest first; 0: all.
+    /// Lists the failed jobs before this number, newest first; 0: all.
     fn before(&self, number: u64) -> impl Iterator<Item = (u64, u32)> {
         let end = match number {
             0 => Bound::Unbounded,
@@ -87,11 +87,11 @@ impl FailedJobs {
     }
 }
 
-/// Job or group that is kept after a failure.
+/// A job or group that is kept after a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Kept {
     Job,
-    /// A group that has failed, with the jobs that it blocks.
+    /// A failed group, with the jobs that it blocks.
     Group,
 }
 
@@ -122,8 +122,8 @@ impl From<&Mark> for FailedFilter {
 }
 
 impl Broker {
-    /// Returns the time of a failure, by the wall's clock. The clocks' difference is journaled to a tenth of a second,
-    /// so without a bound a job could seem to have failed before it was enqueued.
+    /// Returns the wall time of a failure. The lead of the steady clock is journaled to a tenth of a second, so without
+    /// a bound a job could seem to have failed before it was enqueued.
     fn failed_at(&self, slot: u32, steady: u64) -> WallMs {
         let enqueued_at = self.state.messages[slot].enqueued_at();
         self.clocks.wall_at(steady).max(enqueued_at)
@@ -150,7 +150,7 @@ impl Broker {
             && wanted.failed_before.is_none_or(|before| failed_at < before)
     }
 
-    /// Puts one failed job back into a queue; returns the state that it was in.
+    /// Returns a failed job to a queue. Returns the state that it was in.
     pub(crate) fn retry(&mut self, id: &MessageId, queue: Option<&str>) -> Option<MessageState> {
         let messages = &self.state.messages;
         let slot = messages
@@ -181,7 +181,7 @@ impl Broker {
         self.make_room(queue, to);
     }
 
-    /// Forgets one failed job; returns the state that it was in.
+    /// Forgets a failed job. Returns the state that it was in.
     pub(crate) fn drop_failed(&mut self, id: &MessageId) -> Option<MessageState> {
         let messages = &self.state.messages;
         let slot = messages
@@ -191,7 +191,7 @@ impl Broker {
         Some(MessageState::Failed)
     }
 
-    /// Forgets failed jobs. The event of each has no more than its number; with each, a group may be given up.
+    /// Forgets failed jobs. Each has a small event, since it holds only a number, and may cause a group to be given up.
     pub(crate) fn forget_failed(&mut self, slots: Vec<u32>) {
         let joins = self.joins_of(&slots);
         for slot in slots {
@@ -212,8 +212,8 @@ impl Broker {
         members.map(|member| member.join).collect()
     }
 
-    /// Has failed joins go first of all that is kept that can't open again: a member that failed is there no more, so
-    /// nobody can retry it. Returns the number of events for that.
+    /// Makes failed joins that can't reopen the first to be dropped: a failed member no longer exists, so nobody can
+    /// retry it. Returns the number of events.
     pub(crate) fn give_up(&mut self, joins: BTreeSet<JoinId>) -> usize {
         let mut events = 0;
         for id in joins {
@@ -233,8 +233,7 @@ impl Broker {
         events
     }
 
-    /// Whether there are too many failed jobs, or groups that have failed with the jobs that they block, or one has
-    /// been kept for long enough.
+    /// Whether there are too many failed jobs, or failed groups with blocked jobs, or one has been kept long enough.
     pub(crate) fn keeps_too_much(&self) -> bool {
         self.is_over_caps()
             || self.state.failed.going.is_some()
@@ -256,10 +255,10 @@ impl Broker {
         at == GIVEN_UP || at.saturating_add(self.options.failed_kept_ms) <= self.clocks.steady()
     }
 
-    /// Returns the thing that was kept first, and since when. A job fails before the group that it is a member of.
+    /// Returns the oldest kept job or group, and its time. A job fails before the group that it is a member of.
     fn oldest_kept(&self) -> Option<(u64, Kept)> {
         let failed = &self.state.failed;
-        // One that is going is the first of them.
+        // A group that is being dropped goes first.
         let job = failed.oldest().filter(|_| failed.going.is_none());
         let job = job.and_then(|(_, slot)| self.state.messages.failure(slot));
         let job = job.map(|failure| (failure.at, Kept::Job));
@@ -268,8 +267,8 @@ impl Broker {
         job.into_iter().chain(group).min()
     }
 
-    /// Drops older failed jobs while there are too many after this one, but no group, for that is more than belongs
-    /// to the end of one job, and not the job itself, which is still at hand. A step drops those, and jobs that do not
+    /// Drops older failed jobs while there are too many after this one. Drops no group, which is too much work for the
+    /// end of one job, and not the job itself, which is still in use. A step drops the groups, and the jobs that do not
     /// fit into the record.
     pub(crate) fn trim_failed(&mut self, slot: u32) {
         while self.added + 1 < ENDED_AT_ONCE
@@ -286,10 +285,10 @@ impl Broker {
         self.state.wait_for_failed_jobs();
     }
 
-    /// Drops the oldest failed jobs and failed groups while there are too many, as far as they fit
-    /// into the record at hand.
+    /// Drops the oldest failed jobs and failed groups while there are too many, as far as they fit into the current
+    /// record.
     pub(crate) fn trim_kept(&mut self) {
-        // With each of them a group may be given up.
+        // Each may cause a group to be given up.
         while self.step_size() > 1
             && self.keeps_too_much()
             && let Some((_, kept)) = self.oldest_kept()
@@ -309,7 +308,7 @@ impl Broker {
         }
     }
 
-    /// Drops the oldest failed jobs, at most this many and as many as fit into the record at hand.
+    /// Drops the oldest failed jobs: at most `most`, and as many as fit into the current record.
     pub(crate) fn drop_oldest_failed(&mut self, most: usize) {
         if planted!("drop-newest-failed") && self.state.failed.len() > 1 {
             let newer = self.state.failed.before(0).skip(1).take(1);
@@ -319,7 +318,7 @@ impl Broker {
             return;
         }
         let room = ENDED_AT_ONCE.saturating_sub(self.added);
-        // With each of them a group may be given up.
+        // Each may cause a group to be given up.
         let room = match self.state.joins.is_empty() {
             true => room.min(most),
             false => (room / 2).min(most),
@@ -380,8 +379,7 @@ impl Broker {
         page
     }
 
-    /// Converts the filter to the broker's own names; `None` when it has an unknown name, so that nothing
-    /// can match.
+    /// Converts the filter to the broker's names; `None` if it has an unknown name, so that nothing can match.
     fn wanted(&self, filter: &Filter) -> Option<FailedFilter> {
         let names = &self.state.names;
         let name = |text: &Option<String>| match text {
@@ -423,7 +421,7 @@ impl Broker {
         })
     }
 
-    /// Returns the time of a job's failure, by the wall's clock, and its reason.
+    /// Returns the wall time of a job's failure, and its reason.
     pub(crate) fn describe_failure(
         &self,
         slot: u32,
@@ -440,7 +438,7 @@ impl Broker {
 }
 
 impl BrokerState {
-    /// Drops the failed jobs up to this number, of which there are about as many as fit into a step.
+    /// Drops the failed jobs up to this number, which are about as many as fit into a step.
     pub(crate) fn drop_failed_through(&mut self, through: u64) {
         while let Some((number, slot)) = self.failed.oldest()
             && number <= through

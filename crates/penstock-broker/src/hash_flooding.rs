@@ -1,7 +1,7 @@
-//! Ids, keys and names that a hostile client chooses, and how far a table has to look for them.
+//! Checks that ids, keys and names chosen by a hostile client do not slow down the tables.
 //!
-//! 40,000 ids whose first eight bytes are a constant of `FxHash` all had one hash: a publish looked at
-//! every one before it, and the broker heard nobody for seconds.
+//! In an earlier version, 40,000 ids whose first eight bytes are a constant of `FxHash` all had the same hash. Each
+//! publish looked at every earlier id, and the broker answered nobody for seconds.
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -20,8 +20,8 @@ use crate::{Broker, BrokerOptions, Now, Recovery};
 const COUNT: usize = 40_000;
 const SEED: u64 = 0x0123_4567_89ab_cdef;
 
-/// `rustc-hash` multiplies what it reads of 16 bytes, xored with its first two constants, and of each 16
-/// bytes before those, xored with its third.
+/// Constant of `rustc-hash`, which multiplies the parts of the last 16 bytes, xored with its first two constants, and
+/// those of each earlier 16 bytes, xored with its third.
 const FX_FIRST: u64 = 0x243f_6a88_85a3_08d3;
 const FX_THIRD: u64 = 0xa409_3822_299f_31d0;
 
@@ -53,8 +53,8 @@ fn random_ids() -> Vec<[u8; 16]> {
         .collect()
 }
 
-/// Names must be text, which the constants are not. But what the first block of 16 bytes leaves is a
-/// factor of the third, so a first block that leaves text makes that product zero, whatever follows.
+/// Returns colliding names. Names must be text, which the constants are not. But the first block of 16 bytes leaves a
+/// factor of the third. A first block that leaves text makes that product zero, whatever follows.
 fn chosen_names() -> Vec<String> {
     let fold = |one: u64, other: u64| {
         let product = u128::from(one) * u128::from(other);
@@ -87,7 +87,8 @@ fn random_names() -> Vec<String> {
         .collect()
 }
 
-/// Clients choose attempts and times to live, and one can undo what the other does to an unseeded hash.
+/// Returns colliding heads. Clients choose attempts and times to live, and one can undo the other's effect on an
+/// unseeded hash.
 fn chosen_heads() -> Vec<SharedHead> {
     const K: u64 = 0xf135_7aea_2e62_a9c5;
     let undone = |attempt: u32| 0_u64.wrapping_sub(K.wrapping_mul(K).wrapping_mul(attempt.into()));
@@ -117,7 +118,7 @@ fn shared_head(attempt: u32, result_ttl_ms: u64) -> SharedHead {
     }
 }
 
-/// Counts the comparisons of a table with this hash, to enter all of these and to find each once.
+/// Counts the comparisons that a table with this hash needs to insert all of these and find each once.
 fn comparisons<T: Hash + Eq>(all: &[T]) -> usize {
     let hashing = SeededState::new(SEED);
     let compared = Cell::new(0);
@@ -158,7 +159,7 @@ fn index_comparisons<T: Hash + Eq>(all: &[T]) -> usize {
     compared.get()
 }
 
-/// `chosen` collide where the hash has no seed, and cost what `random` do where it has one.
+/// Checks that `chosen` collide without a seed, and cost the same as `random` with one.
 fn assert_no_worse<T: Hash + Eq>(what: &str, chosen: &[T], random: &[T]) {
     let hashes: BTreeSet<u64> = chosen
         .iter()
@@ -169,7 +170,7 @@ fn assert_no_worse<T: Hash + Eq>(what: &str, chosen: &[T], random: &[T]) {
         1,
         "{what}: they were to have one unseeded hash"
     );
-    // Each is compared once when it is found, and one in eight with another whose tag is equal.
+    // Each is compared once when it is found, and one in eight with another that has the same tag.
     let few = COUNT..COUNT * 5 / 4;
     for (table, of_chosen, of_random) in [
         ("a table", comparisons(chosen), comparisons(random)),

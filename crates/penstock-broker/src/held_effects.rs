@@ -1,4 +1,4 @@
-//! Nothing leaves before it is safe: what an effect rests on, and the effects that wait.
+//! Holds effects until the records that they depend on are safe.
 
 use std::collections::VecDeque;
 
@@ -21,7 +21,7 @@ impl SafeAfter {
         safe_after
     }
 
-    /// Joins the records of two things that an effect rests on.
+    /// Returns the records that either of two things depends on.
     pub(crate) fn and(self, other: Self) -> Self {
         Self {
             disk: self.disk.max(other.disk),
@@ -70,11 +70,11 @@ pub(crate) enum Effect {
     },
 }
 
-/// Effects in the order of the records that they wait for. One that was decided early may so wait for a record
-/// that came later, never the other way round.
+/// Effects in the order of the records that they wait for. An effect that was decided early may therefore wait for a
+/// later record, but never the other way round.
 #[derive(Debug, Default)]
 pub(crate) struct HeldEffects {
-    /// Position up to which all records are synced and written.
+    /// Positions up to which all records are synced, and written.
     pub(crate) durable: Position,
     pub(crate) written: Position,
     for_disk: VecDeque<(SafeAfter, Effect)>,
@@ -82,7 +82,7 @@ pub(crate) struct HeldEffects {
 }
 
 impl HeldEffects {
-    /// Takes everything up to this position for safe: it was read from the disk.
+    /// Starts with all records up to this position safe, since they were read from the disk.
     pub(crate) fn new(safe: Position) -> Self {
         Self {
             durable: safe,
@@ -95,7 +95,7 @@ impl HeldEffects {
         safe_after.disk <= self.durable && safe_after.os <= self.written
     }
 
-    /// Returns the effect when it need not wait.
+    /// Holds the effect, or returns it if it need not wait.
     pub(crate) fn hold(&mut self, mut safe_after: SafeAfter, effect: Effect) -> Option<Effect> {
         if safe_after.disk > self.durable {
             if let Some((last, _)) = self.for_disk.back() {

@@ -6,24 +6,24 @@ use penstock_message::{
     Receipt, RefusedWait, SessionId, Space, Tx, WallMs, WorkerReport,
 };
 
-// What travels between a client and the core stands with the nouns.
+// Nouns that travel between a client and the core are in `penstock-message`.
 pub use penstock_message::{
     Answer, MessageInfo, MessageState, Notice, ProcessStatus, Query, QueueStatus, Status,
     WorkerStatus,
 };
 
-/// The time, as the shell reads it once for each input.
+/// The current time. The shell reads it once for each input.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Now {
-    /// Milliseconds on a clock that never steps; its zero is the start of the process.
+    /// Milliseconds on a clock that never steps. Its zero is the start of the process.
     pub mono_ms: u64,
     pub wall_ms: WallMs,
-    /// The machine's own clock; `None`: the system does not tell.
+    /// The machine's own clock; `None` if the system does not provide it.
     pub boot: Option<Boot>,
 }
 
 impl Now {
-    /// Moves all clocks on.
+    /// Moves all clocks forward.
     pub fn move_on(&mut self, ms: u64) {
         self.mono_ms += ms;
         self.wall_ms += ms;
@@ -33,56 +33,56 @@ impl Now {
     }
 }
 
-/// The machine's own clock: nobody can set it, and it goes on while no broker runs.
+/// The machine's own clock. Nobody can set it, and it continues while no broker runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Boot {
-    /// Id of this start of the machine; each has another.
+    /// Id of this start of the machine. Each start has another.
     pub id: [u8; 16],
     /// Milliseconds since that start.
     pub ms: u64,
 }
 
-/// The place of a record in the journal: records are numbered from 1, without gaps, for the
-/// journal's whole life. Zero is before the first.
+/// Position of a record in the journal. Records are numbered from 1, without gaps, for the journal's whole life. Zero
+/// is before the first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Position(pub u64);
 
-/// A connection, as the shell numbers it; never used again after `Disconnected`.
+/// Number of a connection, assigned by the shell. Never used again after `Disconnected`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnId(pub u64);
 
 #[derive(Clone, Debug)]
 pub enum Input {
-    /// A client said hello. A second hello of one session fences the older connection (it gets
-    /// `Close`). Answered by `Welcome`.
+    /// A client said hello. A second hello of a session fences the older connection (it gets `Close`). Answered by
+    /// `Welcome`.
     Connected {
         conn: ConnId,
         session: SessionId,
-        /// Name for people: `worker@host:pid`, for instance.
+        /// Name for people, such as `worker@host:pid`.
         name: String,
-        /// Time for which the session's leases are held back for it after its connection broke.
+        /// Time for which the session's leases are kept after its connection breaks.
         heartbeat_ms: u64,
-        /// The highest sequence number this client has ever used in this session; 0 for a new one.
+        /// Highest sequence number that the client has used in this session; 0 for a new session.
         last_seq: u64,
-        /// Leases that the client still works on, or has settled without having received the confirm: that
-        /// settlement is yet to be resent. It keeps those that `Welcome` names; of its others, the
-        /// messages return.
+        /// Leases that the client still works on, or has settled without having received the confirm; it has yet to
+        /// resend that settlement. It keeps the leases that `Welcome` names. Messages of its other leases return to
+        /// their queues.
         leases: Vec<Lease>,
     },
-    /// `clean`: the client said goodbye, so its leases return at once, as `Returned`.
+    /// A connection closed. `clean`: the client said goodbye, so its leases return at once, as `Returned`.
     Disconnected {
         conn: ConnId,
         clean: bool,
     },
-    /// Transactions with contiguous sequence numbers from `first_seq`.
+    /// Transactions with consecutive sequence numbers from `first_seq`.
     Commit {
         conn: ConnId,
         first_seq: u64,
         durability: Durability,
         txs: Vec<Tx>,
     },
-    /// Part of a transaction too large for a frame: its operations are kept until `last`, then
-    /// applied as one `Tx`. Parts of other sessions and whole transactions of this one may not come between.
+    /// Part of a transaction too large for a frame. Its operations are kept until `last`, then applied as one `Tx`.
+    /// Parts of other sessions and whole transactions of this one may not come between.
     CommitPart {
         conn: ConnId,
         seq: u64,
@@ -95,30 +95,30 @@ pub enum Input {
         conn: ConnId,
         consume: Consume,
     },
-    /// Stops deliveries to the consumer: its credit becomes 0.
+    /// Stops deliveries to the consumer: sets its credit to 0.
     StopConsuming {
         conn: ConnId,
         consumer: u32,
     },
-    /// Each key is answered by one `Values` entry when it is not pending, at once or later; a key
-    /// that is pending now is answered `Pending` once first.
+    /// Watches keys. Each key is answered by one `Values` entry when it is not pending, at once or later. A key that is
+    /// pending now is first answered `Pending`, once.
     Watch {
         conn: ConnId,
         keys: Vec<Key>,
-        /// Running job inside which the client waits for the keys. Pending ones may also be answered by a refusal.
+        /// Running job that waits for the keys. The answer for a pending key may also be a refusal.
         waiter: Option<MessageId>,
     },
     Unwatch {
         conn: ConnId,
         keys: Vec<Key>,
     },
-    /// The job waits for these keys no longer. The session still watches them.
+    /// The job no longer waits for these keys. The session still watches them.
     WaitOver {
         conn: ConnId,
         keys: Vec<Key>,
         waiter: MessageId,
     },
-    /// `Query::Stop` and `Query::SetClock` never come here: the process around the core answers them.
+    /// A query. `Query::Stop` and `Query::SetClock` never arrive here: the process around the core answers them.
     Query {
         conn: ConnId,
         id: u64,
@@ -129,18 +129,18 @@ pub enum Input {
         conn: ConnId,
         writable: bool,
     },
-    /// Space on the disk. The settlements that `Space::NoSettlements` forbids are for the
-    /// shell to keep back: here they can only be refused or applied.
+    /// Space on the disk. The shell keeps back the settlements that `Space::NoSettlements` forbids: here they can only
+    /// be refused or applied.
     Space(Space),
-    /// Whether there is room in the segment in use for steps of operations that end messages: then they may go on
-    /// even where `Space::NoSettlements` stops all else, for they free more than they take.
+    /// Whether the segment in use has room for steps of operations that end messages. If so, they may continue even
+    /// where `Space::NoSettlements` stops everything else, since they free more than they take.
     StepsFit(bool),
-    /// Bytes of records that fit on the disk, for the transactions of the next `Commit` or last part: sent
-    /// before large ones. New work that is larger is refused, though there is plenty.
+    /// Bytes of records that fit on the disk, for the transactions of the next `Commit` or last part. Sent before large
+    /// ones. Larger new work is refused even while space is plenty.
     Room {
         bytes: u64,
     },
-    /// Whether the process holds as much memory as it may, so that no new work is taken.
+    /// Whether the process uses as much memory as it may, so that it takes no new work.
     Memory {
         is_full: bool,
         limit_bytes: u64,
@@ -150,7 +150,7 @@ pub enum Input {
         conn: ConnId,
         report: WorkerReport,
     },
-    /// Progress of a job that the client runs. Not journaled; that of an ended lease is dropped.
+    /// Progress of a job that the client runs. Not journaled; dropped if the lease has ended.
     Progress {
         conn: ConnId,
         progress: Progress,
@@ -163,23 +163,22 @@ pub enum Input {
     },
 }
 
-/// Action for the shell. All of it is safe to be seen: `poll_output` returns an output only
-/// once the records that it rests on are as durable as they were asked to be.
+/// Action for the shell. `poll_output` returns an output only once the records that it depends on are as durable as
+/// requested, so any output may be carried out at once.
 #[derive(Clone, Debug)]
 pub enum Output {
     Welcome {
         conn: ConnId,
-        /// Transactions up to this number are applied and durable, each simply `Applied`; the client
-        /// resends the rest.
+        /// All transactions up to this number are applied and durable, each simply `Applied`. The client resends the
+        /// rest.
         applied_through: u64,
-        /// Whether the session was not known although `last_seq` was not 0: unconfirmed transactions are `Unknown`.
+        /// Whether the session was unknown although `last_seq` was not 0: unconfirmed transactions are `Unknown`.
         forgotten: bool,
         /// Presented leases that still hold.
         leases: Vec<Lease>,
     },
-    /// All transactions up to `through` are confirmed. Those that were not simply
-    /// `Applied { skipped: [] }` are listed. `early` are confirmed out of turn, because they asked
-    /// for less durability than an earlier one.
+    /// Confirms all transactions up to `through`. Those that were not simply `Applied { skipped: [] }` are listed.
+    /// Those in `early` are confirmed out of turn, because they asked for less durability than an earlier one.
     Confirm {
         conn: ConnId,
         through: u64,
@@ -190,12 +189,12 @@ pub enum Output {
         conn: ConnId,
         deliveries: Vec<Delivery>,
     },
-    /// Jobs that the client runs and is to stop. Comes after their deliveries, and again after each hello.
+    /// Jobs that the client runs and should stop. Sent after their deliveries, and again after each hello.
     Cancels {
         conn: ConnId,
         cancels: Vec<CancelOrder>,
     },
-    /// Questions that the worker is to answer by `Reply`.
+    /// Questions for the worker to answer by `Reply`.
     Asks {
         conn: ConnId,
         asks: Vec<Ask>,
@@ -214,7 +213,7 @@ pub enum Output {
         id: u64,
         answer: Answer,
     },
-    /// Something a person should know; sent to every connection and written to the log.
+    /// Something a person should know. Sent to every connection and written to the log.
     Notice(Notice),
     Close {
         conn: ConnId,

@@ -1,10 +1,10 @@
-//! Messages that are held back until a number of members have arrived.
+//! Joins: hold messages until a number of members have arrived.
 //!
-//! A join is open until its last member has arrived, or one failed member more than it tolerates. In the first case it is
-//! released, in the second it is over: it stays, with the messages that it blocks, and opens again once a person has retried
-//! enough of the failed members (see `joins/retried_groups.rs`). A released join stays while anybody
-//! may still read its values: a message that has them as its inputs, or a join that it is itself a member of. The results
-//! of its members are pinned for as long.
+//! A join is open until its last member has arrived, or more members have failed than it tolerates. In the first case
+//! it is released. In the second it is over: it stays, with the messages that it blocks, and reopens once a person has
+//! retried enough of the failed members (see `joins/retried_groups.rs`). A released join stays while its values may
+//! still be read, by a message that has them as inputs or by a join that it is itself a member of. The results of its
+//! members are pinned for as long.
 
 pub(crate) mod inputs;
 pub(crate) mod retried_groups;
@@ -22,13 +22,13 @@ use crate::messages::Handle;
 use crate::records::Growth;
 use crate::table::slab::Slab;
 
-/// Bytes of the journal for the arrivals of 64 neighbours.
+/// Journal bytes for the arrivals of 64 neighbouring members.
 const ARRIVED_WORD_BYTES: u64 = 10;
 
-/// Bytes of the journal that an unsealed join takes in addition.
+/// Additional journal bytes of an unsealed join.
 const UNSEALED_BYTES: u64 = 40;
 
-/// Number of jobs that are kept, and the bytes that they take in the journal.
+/// Number of kept jobs, and the bytes that they take in the journal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Amount {
     pub(crate) jobs: u64,
@@ -49,18 +49,18 @@ impl std::ops::SubAssign for Amount {
     }
 }
 
-/// Outcome of a member, as it reports it to its joins.
+/// Outcome of a member, as reported to its joins.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Arrival {
     Succeeded,
-    /// Failed because of these jobs, the first ones at the root of it.
+    /// Failed because of these jobs, of which only the first are listed.
     Failed(Vec<MessageId>),
-    /// Never ran: the failure that it waits for did not happen.
+    /// Never ran, since the failure that it waits for did not happen.
     NotNeeded,
 }
 
 impl Arrival {
-    /// Returns how the arrival counts where an outcome other than success is expected.
+    /// Converts the arrival where an outcome other than success is expected.
     fn by_expectation(self, when: Outcome) -> Self {
         match (when, self) {
             (Outcome::Ended, _) | (Outcome::Failed, Self::Failed(_)) => Self::Succeeded,
@@ -76,36 +76,36 @@ pub(crate) struct Join {
     pub(crate) number: u64,
     pub(crate) count: u32,
     pub(crate) policy: JoinPolicy,
-    /// Bitmap of the members, in words of 64, those with none left out. A client names the count and the
-    /// index, so neither may cost anything: only arrivals do.
+    /// Bitmap of the arrived members, in words of 64, without empty words. A client chooses the count and the index, so
+    /// neither may cost anything: only arrivals do.
     arrived: BTreeMap<u32, u64>,
     pub(crate) arrivals: u32,
     /// Number of arrived members that have failed.
     pub(crate) failures: u32,
-    /// Jobs that caused the failures, the first ones.
+    /// The first of the jobs that caused the failures.
     pub(crate) causes: Vec<MessageId>,
-    /// Outcomes that some of the members are to have, by index.
+    /// Expected outcomes other than success, by member index.
     pub(crate) expects: Vec<(u32, Outcome)>,
     /// Whether one of the failed members was not needed.
     pub(crate) has_needless: bool,
-    /// Places of this join in others.
+    /// Places of this join in other joins.
     pub(crate) then: Vec<Member>,
     /// Time for which its outcome is kept as a value.
     pub(crate) result_ttl_ms: Option<u64>,
-    /// Growth of a join that is not sealed; `count` is the maximum until it is. A join that was closed before its seal keeps
-    /// it, so that late members are refused.
+    /// Growth of an unsealed join; `count` is the maximum until it is sealed. A join that was closed before its seal
+    /// keeps this, so that late members are refused.
     pub(crate) growth: Option<Box<Growth>>,
-    /// Joins that are members of this one. Released ones may be among them.
+    /// Joins that are members of this one, perhaps including released ones.
     nested: Vec<JoinId>,
     /// Whether too many members have failed: the messages that it holds are blocked.
     pub(crate) is_over: bool,
     /// Whether its held messages are not needed: the failure that they wait for can't happen any more.
     pub(crate) is_needless: bool,
-    /// Whether it has released its held messages, and is only kept for its members' values.
+    /// Whether it has released its held messages, and is kept only for its members' values.
     pub(crate) is_released: bool,
     /// Time at which it failed, on the steady clock.
     pub(crate) over_at: u64,
-    /// Depth at which running jobs wait for its held messages; 0: none does. Not in the journal.
+    /// Depth at which running jobs wait for its held messages; 0 if none do. Not in the journal.
     pub(crate) awaited: u32,
     /// Held messages. Some may have expired since.
     pub(crate) held: Vec<Handle>,
@@ -120,7 +120,7 @@ impl Join {
         word >> (index % 64) & 1 == 1
     }
 
-    /// Notes that a member has arrived; false when it had arrived before.
+    /// Notes that a member has arrived. Returns false if it had already arrived.
     pub(crate) fn arrive(&mut self, index: u32) -> bool {
         if self.has_arrived(index) && !planted!("count-member-twice") {
             return false;
@@ -130,19 +130,19 @@ impl Join {
         true
     }
 
-    /// Whether members may still come.
+    /// Whether more members may be added.
     pub(crate) fn is_unsealed(&self) -> bool {
         self.growth
             .as_ref()
             .is_some_and(|growth| growth.session > 0)
     }
 
-    /// Whether all its members have ended, and the join has not.
+    /// Whether all members have ended but the join has not.
     pub(crate) fn is_complete(&self) -> bool {
         self.arrivals == self.count && !self.is_unsealed() && !self.is_decided()
     }
 
-    /// Returns the ids of the members that have not arrived; `None`: they are more than `most`.
+    /// Returns the ids of the members that have not arrived; `None` if there are more than `most`.
     pub(crate) fn pending(&self, most: usize) -> Option<Vec<MessageId>> {
         if (self.count - self.arrivals.min(self.count)) as usize > most || !self.id.is_join() {
             return None;
@@ -171,7 +171,7 @@ impl Join {
         words.map(|(word, bits)| (*word, *bits)).collect()
     }
 
-    /// Sets the members that have arrived, as the journal has them.
+    /// Sets the arrived members from the journal.
     pub(crate) fn restore(&mut self, arrived: &[(u32, u64)]) {
         for (word, bits) in arrived {
             let had = self.arrived.entry(*word).or_default();
@@ -180,7 +180,7 @@ impl Join {
         }
     }
 
-    /// Takes back the arrival of a failed member.
+    /// Withdraws the arrival of a failed member.
     pub(crate) fn revive_member(&mut self, index: u32, causes: Vec<MessageId>) {
         if !self.has_arrived(index) {
             return;
@@ -192,7 +192,7 @@ impl Join {
             }
         }
         self.arrivals -= 1;
-        // Where another end than success was expected, it did not count as a failure.
+        // If an outcome other than success was expected, this did not count as a failure.
         if self.judge(index, Arrival::Failed(Vec::new())) != Arrival::Succeeded {
             self.failures = self.failures.saturating_sub(1);
             self.causes = causes;
@@ -211,7 +211,7 @@ impl Join {
     /// Counts a member that has arrived, if it has not succeeded.
     pub(crate) fn count_failure(&mut self, arrival: &Arrival) {
         if self.failures == 0 && *arrival != Arrival::Succeeded {
-            // The causes of a failure that was retried were kept for the messages that it has released.
+            // The causes of a retried failure were kept for the messages that it has released.
             self.causes.clear();
         }
         match arrival {
@@ -245,7 +245,7 @@ impl Join {
         self.is_over || self.is_released || self.is_needless
     }
 
-    /// Returns the ids under whose results its outcome is kept: those of its places in others, or else its own.
+    /// Returns the ids under which its outcome is kept: those of its places in others, or else its own.
     pub(crate) fn result_ids(&self) -> Vec<MessageId> {
         let is_named = |place: &&Member| place.join.is_join() && place.index < JOIN_CAP;
         let places = self.then.iter().filter(is_named);
@@ -275,15 +275,15 @@ pub(crate) struct Joins {
     opened: u64,
     /// Held messages that precede their join in the journal, because the join was carried forward.
     early: SeededMap<JoinId, Vec<Handle>>,
-    /// Number of messages that have the values of each join as their inputs.
+    /// Number of messages that have the values of each join as inputs.
     readers: SeededMap<JoinId, u32>,
-    /// Joins that are not sealed. There are few at a time.
+    /// Unsealed joins. There are few at a time.
     unsealed: Vec<JoinId>,
     /// Unsealed joins whose creators have ended.
     pub(crate) abandoned: VecDeque<JoinId>,
-    /// Joins whose outcome is kept under an id that no open join has a place for, by that id.
+    /// Joins whose outcome is kept under an id for which no open join has a place, by that id.
     loose: SeededMap<MessageId, JoinId>,
-    /// Joins that have lost a reader or were released, and are to be looked at.
+    /// Joins that have lost a reader or were released, and are to be checked.
     unread: VecDeque<JoinId>,
 }
 
@@ -354,7 +354,7 @@ impl Joins {
         slot
     }
 
-    /// Lets members come to a join until it is sealed.
+    /// Lets members be added to a join until it is sealed.
     pub(crate) fn unseal(&mut self, slot: u32, growth: Growth) {
         let join = &mut self.joins[slot];
         join.growth = Some(Box::new(growth));
@@ -365,7 +365,7 @@ impl Joins {
         }
     }
 
-    /// Fixes the number of members of an unsealed join. `closes`: others would still have come.
+    /// Fixes the number of members of an unsealed join. `closes`: others could still have been added.
     pub(crate) fn seal(&mut self, slot: u32, count: u32, closes: bool) {
         let join = &mut self.joins[slot];
         if !join.is_unsealed() {
@@ -391,7 +391,7 @@ impl Joins {
         })
     }
 
-    /// Finds the unsealed join of a workflow: it has at most one.
+    /// Finds the unsealed join of a workflow, which has at most one.
     pub(crate) fn unsealed_of(&self, workflow: &MessageId) -> Option<u32> {
         let found = self
             .unsealed()
@@ -399,14 +399,14 @@ impl Joins {
         found.map(|(slot, _)| slot)
     }
 
-    /// Notes the unsealed joins whose creators have ended, to be looked at.
+    /// Notes the unsealed joins whose creators have ended, to be checked.
     pub(crate) fn abandon(&mut self, has_ended: impl Fn(&Growth) -> bool) {
         let ended = self.unsealed().filter(|(_, growth)| has_ended(growth));
         let ended: Vec<JoinId> = ended.map(|(slot, _)| self.joins[slot].id).collect();
         self.abandoned.extend(ended);
     }
 
-    /// Notes that a join has places in others.
+    /// Sets the places of a join in others.
     pub(crate) fn set_then(&mut self, slot: u32, then: Vec<Member>) {
         let id = self.joins[slot].id;
         for place in &then {
@@ -418,7 +418,7 @@ impl Joins {
         self.joins[slot].then = then;
     }
 
-    /// Notes that a join has a place in no open join: it has taken the place of a job, or the outer join is gone.
+    /// Notes that a join has a place in no open join: it has replaced a job, or the outer join is gone.
     fn set_detached(&mut self, place: Member, id: JoinId) {
         if place.join.is_join() && place.index < JOIN_CAP {
             self.loose
@@ -426,7 +426,7 @@ impl Joins {
         }
     }
 
-    /// Notes places in others once all joins are known.
+    /// Links places in other joins once all joins are known.
     pub(crate) fn nest_all(&mut self) {
         let nested = self.joins.iter().map(|(slot, _)| slot);
         let slots: Vec<u32> = nested.collect();
@@ -440,12 +440,12 @@ impl Joins {
         }
     }
 
-    /// Counts a message that has the values of the join as its inputs.
+    /// Counts a message that has the values of the join as inputs.
     pub(crate) fn add_reader(&mut self, id: JoinId) {
         *self.readers.entry(id).or_default() += 1;
     }
 
-    /// Stops counting a message that had the values of the join as its inputs.
+    /// Uncounts a message that had the values of the join as inputs.
     pub(crate) fn remove_reader(&mut self, id: JoinId) {
         if let Some(readers) = self.readers.get_mut(&id) {
             *readers -= 1;
@@ -456,17 +456,17 @@ impl Joins {
         }
     }
 
-    /// Has a released join looked at: nobody may read its values.
+    /// Schedules a check of a released join whose values may no longer be readable.
     pub(crate) fn may_be_unread(&mut self, id: JoinId) {
         self.unread.push_back(id);
     }
 
-    /// Whether there are joins to look at whose values nobody may read any more.
+    /// Whether there are joins to check whose values may no longer be readable.
     pub(crate) fn has_unread(&self) -> bool {
         !self.unread.is_empty()
     }
 
-    /// Takes the next of these, if it is released and nobody can read its values.
+    /// Takes the next of these that is released and whose values can't be read any more.
     pub(crate) fn take_unread(&mut self) -> Option<u32> {
         let id = self.unread.pop_front()?;
         let slot = self.find(&id)?;
@@ -477,7 +477,7 @@ impl Joins {
         (join.is_released && !is_read).then_some(slot)
     }
 
-    /// Returns the number of messages that have the values of each join as their inputs.
+    /// Returns the number of messages that have the values of each join as inputs.
     pub(crate) fn readers(&self) -> BTreeMap<JoinId, u32> {
         self.readers
             .iter()
@@ -485,7 +485,7 @@ impl Joins {
             .collect()
     }
 
-    /// Whether the value is the result of a member of a join that may still be asked for it.
+    /// Whether the value is the result of a member of a join whose values may still be read.
     pub(crate) fn is_pinned(&self, key: &Key, now: u64) -> bool {
         let Key::Result(id) = key else {
             return false;
@@ -494,9 +494,9 @@ impl Joins {
             && !id.is_join()
             && self.find(&id.join_of()).is_some_and(|slot| {
                 let join = &self.joins[slot];
-                // A person may retry what has failed it, and then they are read after all.
+                // A person may retry the failed jobs, and then the values are read after all.
                 let may_be_read = !join.is_over || !join.then.is_empty() || !join.held.is_empty();
-                // A client that is told of the failure asks for the errors that have caused it.
+                // A client that learns of the failure asks for the errors that caused it.
                 let kept = join
                     .result_ttl_ms
                     .map(|ttl_ms| join.over_at.saturating_add(ttl_ms));
@@ -505,8 +505,8 @@ impl Joins {
             })
     }
 
-    /// Whether a value with this id is still to come: the outcome of an open join, or the value of a member of one that
-    /// has not arrived.
+    /// Whether a value with this id is yet to come: the outcome of an open join, or the value of one of its members
+    /// that has not arrived.
     pub(crate) fn awaits(&self, id: &MessageId) -> bool {
         let Some(slot) = self.find(&id.join_of()) else {
             return self.is_detached_and_open(id);
@@ -534,7 +534,7 @@ impl Joins {
         }
     }
 
-    /// Strikes the message that the join came to hold last from its list: it was in it before.
+    /// Removes the latest held message from the join's list, since it was already listed.
     pub(crate) fn list_once(&mut self, id: &JoinId) {
         match self.find(id) {
             Some(slot) => self.joins[slot].held.pop(),
@@ -542,7 +542,7 @@ impl Joins {
         };
     }
 
-    /// Lists the messages that the join holds, or will when the journal comes to it.
+    /// Lists the messages that the join holds, or will hold when the journal reaches it.
     pub(crate) fn held_by(&self, id: &JoinId) -> &[Handle] {
         match self.find(id) {
             Some(slot) => &self.joins[slot].held,
@@ -571,12 +571,12 @@ impl Joins {
         nested.filter_map(|id| self.find(id))
     }
 
-    /// Takes the messages of a join that the journal names before it.
+    /// Takes the messages of a join that precede it in the journal.
     pub(crate) fn take_early(&mut self, id: &JoinId) -> Vec<Handle> {
         self.early.remove(id).unwrap_or_default()
     }
 
-    /// Takes the messages whose join is nowhere in the journal.
+    /// Takes the messages whose join is not in the journal.
     pub(crate) fn take_all_early(&mut self) -> Vec<(JoinId, Vec<Handle>)> {
         let mut early: Vec<(JoinId, Vec<Handle>)> = self.early.drain().collect();
         early.sort_unstable_by_key(|(id, _)| *id);
@@ -628,9 +628,9 @@ impl std::ops::IndexMut<u32> for Joins {
 mod tests {
     use super::*;
 
-    /// A client may hold messages for sixteen million members, report the last one, and disconnect. That used
-    /// to take 2 MB, a walk over all of them at each carry, and hundreds of megabytes in the account
-    /// of what lives, so that the journal did not shrink again.
+    /// A client may hold messages for sixteen million members, report the last one, and disconnect. That used to take 2
+    /// MB, a pass over all members at each carry, and hundreds of megabytes in the count of live bytes, so that the
+    /// journal never shrank again.
     #[test]
     fn a_join_costs_what_has_arrived_and_not_what_a_client_says() {
         let mut joins = Joins::default();

@@ -1,4 +1,4 @@
-//! Values next to the queues, their watchers, and the keys that belong to a message.
+//! Values stored next to the queues, their watchers, and keys that belong to messages.
 
 pub(crate) mod watchers;
 pub(crate) mod watches;
@@ -20,15 +20,15 @@ use crate::table::slot_index::SlotIndex;
 #[derive(Debug)]
 pub(crate) struct StoredValue {
     key: StoredKey,
-    /// Feature that the key belongs to. (In the key, it would take eight bytes more.)
+    /// Feature that the key belongs to. (Inside the key it would take eight bytes more.)
     scope: Option<Scope>,
     pub(crate) status: ValueStatus,
     pub(crate) body: Bytes,
     pub(crate) group: Name,
-    /// Expiry on the steady clock; [`NEVER`] when it is kept for good. (An option would take eight bytes more.)
+    /// Expiry on the steady clock; [`NEVER`] if it is kept for good. (An option would take eight bytes more.)
     pub(crate) expires_at: u64,
     pub(crate) run: Option<StoredRun>,
-    /// Number that tells it from a later one in the same slot.
+    /// Number that distinguishes the value from later ones in the same slot.
     pub(crate) number: u64,
     pub(crate) base: Position,
     pub(crate) safe_after: SafeAfter,
@@ -41,13 +41,13 @@ enum StoredKey {
     Bytes(Bytes),
 }
 
-/// Number of results that are passed over each time that one is looked for to be dropped.
+/// Most results passed over in one search for a result to drop.
 const SPARED_AT_ONCE: usize = 64;
 
-/// The end of all days.
+/// Expiry of values that never expire.
 pub(crate) const NEVER: u64 = u64::MAX;
 
-/// A [`RunHead`] in 16 bytes, for there may be millions.
+/// A [`RunHead`] in 16 bytes, since there may be millions.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StoredRun {
     queue: Name,
@@ -138,7 +138,7 @@ impl StoredValue {
         Value::new(self.status, self.body.clone())
     }
 
-    /// Returns the bytes that it counts against the cap, and roughly takes in the journal.
+    /// Returns the bytes that the value counts against the cap, roughly those it takes in the journal.
     pub(crate) fn bytes(&self) -> u64 {
         let key = match &self.key {
             StoredKey::Result(id) => id.0.len(),
@@ -152,7 +152,7 @@ impl StoredValue {
 #[derive(Debug, Default)]
 struct ValueGroup {
     bytes: u64,
-    /// Results in the order of their coming; some may be stale.
+    /// Results in order of arrival; some may be stale.
     order: Fifo<(u32, u64)>,
     results: usize,
     was_told: bool,
@@ -217,7 +217,7 @@ impl Keys {
         self.results
     }
 
-    /// Inserts a value. The caller has removed the key's value of before.
+    /// Inserts a value. The caller has already removed the key's earlier value.
     pub(crate) fn insert(&mut self, mut stored: StoredValue) -> (u32, u64) {
         self.stored += 1;
         stored.number = self.stored;
@@ -265,8 +265,8 @@ impl Keys {
         Some(stored)
     }
 
-    /// Returns the oldest result that nobody watches, and that is not pinned, of a group that is over the cap; `None` also
-    /// where many in a row are.
+    /// Returns the oldest result of a group over the cap that nobody watches and that is not pinned; `None` also if
+    /// many in a row are.
     pub(crate) fn next_to_evict(
         &mut self,
         group: Name,
@@ -288,14 +288,14 @@ impl Keys {
             if !self.watchers.is_watched(&key) && !is_pinned(&key) {
                 return Some(key);
             }
-            // A value that is watched is about to be read, and one that is pinned may be; it ages anew.
+            // A watched value is about to be read, and a pinned one may be; it counts as new.
             group.order.push_back((slot, number));
             spared += 1;
         }
         None
     }
 
-    /// Notes that a notice names the group; true the first time. The group is kept from then on.
+    /// Notes that a notice names the group. Returns true the first time. The group is kept from then on.
     pub(crate) fn must_report_eviction(&mut self, group: Name) -> bool {
         !std::mem::replace(&mut self.groups.entry(group).or_default().was_told, true)
     }

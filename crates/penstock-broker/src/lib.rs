@@ -1,22 +1,22 @@
-//! Decisions: queues, leases, keys, joins, timers, sessions. No IO, no clock, no randomness:
-//! the same inputs give the same outputs, bit for bit.
+//! The core decides: queues, leases, keys, joins, timers, sessions. It has no IO, no clock and no randomness: the same
+//! inputs give the same outputs, bit for bit.
 //!
 //! ```text
 //!     broker.handle(now, input);                   something happened
-//!     broker.handle_deadline(now);                 ... or the time came that next_deadline() named
+//!     broker.handle_deadline(now);                 ... or the time came that next_deadline() returned
 //!     broker.handle_written(position);             the journal has written up to here
 //!     broker.handle_durable(position);             ... and synced up to here
 //!     while let Some(record) = broker.poll_record() { journal.append(record) }
 //!     while let Some(output) = broker.poll_output() { shell.carry_out(output) }
-//!     for read in broker.poll_reads(bytes) { ... }     to be read back; answered by handle_read
+//!     for read in broker.poll_reads(bytes) { ... }     read these back; answer with handle_read
 //!     timer.reset(broker.next_deadline());
 //! ```
 //!
-//! Any number of inputs may come before the polls; the more, the larger the batches. Records are polled
-//! before outputs, for that is when work is handed out: the grant then rides in the same batch as the
-//! publish, and the delivery leaves when that is safe.
+//! Any number of inputs may come before the polls; the more, the larger the batches. Records are polled before outputs,
+//! since polling records hands out work: the grant then rides in the same batch as the publish, and the delivery leaves
+//! when that is safe.
 //!
-//! At the start, [`Recovery`] takes the journal's records in order and becomes the [`Broker`].
+//! At the start, [`Recovery`] reads the journal's records in order and becomes the [`Broker`].
 
 mod bodies;
 mod broker;

@@ -1,7 +1,7 @@
-//! Bodies of delayed messages, which are read before their time.
+//! Reads bodies of delayed messages ahead of time.
 //!
-//! Such messages come due in an order of their own, and each body costs a look at the whole of its record,
-//! which may hold a thousand. So those that come due in the same moment are read together, before it.
+//! Delayed messages come due in an order of their own, and reading a body means reading its whole record, which may
+//! hold a thousand others. So bodies that come due at about the same time are read together, shortly before.
 
 use std::collections::VecDeque;
 
@@ -11,30 +11,30 @@ use crate::messages::{Handle, MessageEntry};
 use crate::state::BrokerState;
 use crate::{Broker, Position};
 
-/// Messages that come due within the same moment of this length are read together, at least as long before.
+/// Length of the intervals whose messages are read together. The read starts at least one interval early.
 const MOMENT_MS: u64 = 250;
-/// Bytes that bodies which are read before they are due may take on top of the limit for bodies in memory.
+/// Bytes that bodies read ahead may take beyond the limit for bodies in memory.
 const BYTES: u64 = 8 << 20;
-/// Bodies that are read at once, from about as many records at worst: a few milliseconds.
+/// Number of bodies read at once. In the worst case each is in a record of its own: a few milliseconds.
 pub(crate) const AT_ONCE: usize = 2_048;
 
-/// Returns the time to read the body of a message that comes due at this time.
+/// Returns the time to read the body of a message that is due at `due`.
 pub(crate) fn prefetch_at(due: u64) -> u64 {
     (due / MOMENT_MS).saturating_sub(1) * MOMENT_MS
 }
 
-/// Delayed messages that come due soon, and whose bodies are to be read.
+/// Delayed messages that are due soon and whose bodies are to be read.
 #[derive(Debug, Default)]
 pub(crate) struct Prefetch {
-    /// Messages in the order in which they stand in the journal.
+    /// Messages in journal order.
     sorted: VecDeque<DueSoon>,
-    /// Messages that `sort` has yet to move behind the others.
+    /// Messages that `sort` has not yet moved to `sorted`.
     new: Vec<DueSoon>,
-    /// Bytes that the bodies of both would take.
+    /// Total bytes of the bodies of both.
     bytes: u64,
 }
 
-/// Message, and the place of its body when it was seen.
+/// A message, and the location of its body when it was added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct DueSoon {
     base: Position,
@@ -45,7 +45,7 @@ struct DueSoon {
 }
 
 impl Prefetch {
-    /// Sorts the new messages, and moves them behind the others.
+    /// Sorts the new messages and appends them to the others.
     pub(crate) fn sort(&mut self) {
         self.new.sort_unstable();
         self.sorted.extend(self.new.drain(..));
@@ -64,7 +64,7 @@ impl Prefetch {
 }
 
 impl Broker {
-    /// Plans to read the body of a delayed message that comes due soon, if a consumer may be given it then.
+    /// Plans to read the body of a delayed message that is due soon, if a consumer may receive it then.
     pub(crate) fn prefetch(&mut self, message: Handle) {
         let BrokerState {
             messages, queues, ..
@@ -91,7 +91,7 @@ impl Broker {
 }
 
 impl BrokerState {
-    /// Whether it waits for its time or its turn, and its body is not there yet.
+    /// Whether the message is still delayed or ready, and its body is not in memory.
     pub(crate) fn may_prefetch(&self, message: Handle) -> bool {
         let is_waiting = |entry: &MessageEntry| entry.is_delayed() || entry.is_ready();
         let entry = match planted!("body-to-next-tenant") {

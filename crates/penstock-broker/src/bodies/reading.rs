@@ -1,9 +1,8 @@
-//! Bodies that are not in memory: they are read back from the journal before they are needed.
+//! Reads bodies that are not in memory back from the journal before they are needed.
 //!
-//! A message that is handed out waits in its connection until its body is there; one that is carried
-//! forward waits here. Bodies are asked for in the order in which they stand in the journal, and
-//! neighbours at once. A message whose body can't be read has failed; a notice says so, and all others
-//! go on.
+//! A message that is handed out waits in its connection until its body arrives; one that is carried forward waits here.
+//! Bodies are requested in journal order, and neighbours together. A message whose body can't be read fails: a notice
+//! says so, and all others continue.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -18,16 +17,16 @@ use crate::records::RecordEvent;
 use crate::state::BrokerState;
 use crate::{Broker, ConnId, Now, Position};
 
-/// Bytes of its deliveries that a connection has read ahead: enough to fill frames while more is read.
+/// Bytes of deliveries that a connection reads ahead: enough to fill frames while more is being read.
 const AHEAD_BYTES: usize = 4 << 20;
-/// Gap up to which neighbouring bodies are read at once, with the bytes between them.
+/// Largest gap between bodies that are read at once, together with the bytes between them.
 const GAP_BYTES: u64 = 4 << 10;
-/// Most bytes that are read at once, unless one body is longer.
+/// Most bytes read at once, unless a single body is longer.
 const READ_BYTES: u64 = 256 << 10;
-/// Number of tries: a disk that fails to read may do better when it is asked again.
+/// Number of attempts: a disk that fails to read may succeed when it is asked again.
 const ATTEMPTS: u8 = 3;
 
-/// Range of the bytes of one record that is wanted back from the journal.
+/// A range of bytes of one record, to be read from the journal.
 #[derive(Debug)]
 pub struct Read {
     pub position: Position,
@@ -35,18 +34,18 @@ pub struct Read {
     parts: Vec<ReadPart>,
 }
 
-/// Why bytes could not be read back.
+/// Reason why bytes could not be read back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unread {
-    /// The record is not there any more: its live things have been carried forward meanwhile.
+    /// The record no longer exists: its live things have since been carried forward.
     Gone,
     /// The bytes could not be read this time.
     Failed(String),
-    /// The bytes are missing, or changed. The text says where and what is wrong.
+    /// The bytes are missing or changed. The text says where, and what is wrong.
     Damaged(String),
 }
 
-/// Body that is wanted, and its place in the record.
+/// A wanted body and its location in the record.
 #[derive(Debug)]
 struct ReadPart {
     wanted: WantedBody,
@@ -73,17 +72,17 @@ enum WantedBy {
 #[derive(Debug, Default)]
 pub(crate) struct Reading {
     wanted: VecDeque<WantedBody>,
-    /// Bodies in records that are not safe yet.
+    /// Bodies in records that are not yet safe.
     too_early: Vec<WantedBody>,
-    /// Messages that are to be carried forward and whose bodies are awaited, with their bases: they are
-    /// not in the ledger meanwhile.
+    /// Messages to be carried forward that wait for their bodies, with their bases. They are not in the live bases in
+    /// the meantime.
     pub(crate) carrying: BTreeMap<u32, Position>,
-    /// Messages that are to be carried forward, with their bodies.
+    /// Messages to be carried forward, with their bodies.
     pub(crate) carried: Vec<(u32, Bytes)>,
-    /// Values of ended messages that are written with the record at hand.
+    /// Values of ended messages to write with the current record.
     pub(crate) ends: Vec<u32>,
     pub(crate) prefetch: Prefetch,
-    /// Number of messages that were quarantined in the life of this process.
+    /// Number of messages quarantined since the process started.
     pub(crate) unreadable: u64,
 }
 
@@ -92,21 +91,21 @@ impl Reading {
         self.wanted.push_back(WantedBody { by, attempts: 0 });
     }
 
-    /// Notes that the message has left the ledger, to be carried forward once its body is there.
+    /// Notes that the message has left the live bases, to be carried forward once its body arrives.
     pub(crate) fn carry(&mut self, slot: u32, base: Position) {
         self.carrying.insert(slot, base);
         self.request(WantedBy::Reclaim(slot));
     }
 
-    /// Wants bodies that were too early: more records are safe.
+    /// Requests bodies that were too early before: more records are safe now.
     pub(crate) fn advance(&mut self) {
         self.wanted.extend(self.too_early.drain(..));
     }
 }
 
 impl Broker {
-    /// Returns the next reads of the journal, of about as many bytes as named here. To be called while nothing
-    /// else is being read, after records were polled; each is to be answered by `handle_read`.
+    /// Returns the next reads of the journal, of roughly `max_bytes` in total. Call it after records have been polled,
+    /// while no other read is under way; answer each read with `handle_read`.
     pub fn poll_reads(&mut self, max_bytes: usize) -> Vec<Read> {
         let mut parts = Vec::new();
         let mut bytes = 0;
@@ -151,12 +150,12 @@ impl Broker {
         reads
     }
 
-    /// Whether a message that is carried forward still lacks its body.
+    /// Whether a message to be carried forward still lacks its body.
     pub fn awaits_carried(&self) -> bool {
         self.reading.carried.len() < self.reading.carrying.len()
     }
 
-    /// Returns the place of wanted bytes, if they still are.
+    /// Locates a wanted body; `None` if it is no longer wanted.
     fn locate(&mut self, wanted: WantedBody) -> Option<ReadPart> {
         let slot = match wanted.by {
             WantedBy::Delivery(message) => {
@@ -214,10 +213,10 @@ impl Broker {
                     let piece = (range.start - from) as usize..(range.end - from) as usize;
                     self.has_read(wanted.by, bytes.slice(piece));
                 }
-                // Its delivery will ask again, and say what is wrong.
+                // Its delivery will ask again and report the reason.
                 Err(_) if matches!(wanted.by, WantedBy::Prefetch(_)) => {}
                 Err(unread) => {
-                    // What has a new place is looked for there.
+                    // If the message has a new base, look for the body there.
                     let is_there = self.is_at(wanted.by, base);
                     wanted.attempts += u8::from(is_there);
                     let reason = match unread {
@@ -242,7 +241,7 @@ impl Broker {
         self.state.sweep();
     }
 
-    /// Whether the record of a read is still the base of its message.
+    /// Whether the record that was read is still the base of its message.
     fn is_at(&self, by: WantedBy, base: Position) -> bool {
         let (WantedBy::Delivery(Handle { slot, .. })
         | WantedBy::Prefetch(Handle { slot, .. })
@@ -266,7 +265,7 @@ impl Broker {
             }
             WantedBy::Prefetch(message) => {
                 if self.state.may_prefetch(message) {
-                    // Not a part of all that was read with it, which would stay in memory as long.
+                    // A copy, since a slice would keep everything that was read with it in memory.
                     let body = Bytes::copy_from_slice(&body);
                     self.state.messages.set_body_read_back(message.slot, body);
                 }
@@ -305,7 +304,7 @@ impl Broker {
         }
     }
 
-    /// Fails a message whose body is lost, with the reason in place of the body.
+    /// Fails a message whose body is lost. The reason takes the place of the body.
     fn quarantine(&mut self, slot: u32, reason: &str) {
         let BrokerState {
             messages, queues, ..
@@ -315,11 +314,11 @@ impl Broker {
         let from = self.state.names.text(from).to_owned();
         let text = format!("its body can't be read back from the journal: {reason}");
         match self.state.messages[slot].is_failed() {
-            // It has had its value, and only its arguments are gone.
+            // A failed job already has its result; only its arguments are lost.
             true => self.note(slot, &text),
             false => self.fail_by_itself(slot, false, UNREADABLE, &Bytes::from(text.clone())),
         }
-        // Its full state again, without a body, so that nobody looks for that any more.
+        // Writes its full state again without a body, so that nobody looks for the body again.
         self.carry_message(slot, &[]);
         self.reading.unreadable += 1;
         self.notice(Notice::Unreadable {
@@ -336,7 +335,7 @@ impl Broker {
         self.state.add_note(slot, Bytes::copy_from_slice(note));
     }
 
-    /// Asks for the bodies of the deliveries that this connection is about to be sent.
+    /// Requests the bodies of the deliveries that this connection sends next.
     pub(crate) fn read_ahead(&mut self, conn: ConnId) {
         let Some(connection) = self.connections.get_mut(&conn) else {
             return;

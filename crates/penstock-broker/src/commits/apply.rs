@@ -22,7 +22,7 @@ use crate::records::{
 };
 use crate::state::{BrokerState, Ending};
 
-/// Reason of a job that came to its workflow, or was to be replaced, after that was cancelled.
+/// Reason of a job that was added or to be replaced after its workflow was cancelled.
 const WORKFLOW_CANCELLED: &str = "its workflow was cancelled";
 
 impl Broker {
@@ -34,7 +34,7 @@ impl Broker {
         let mut next_lease = || slots.next().expect("each lease was checked");
         // The run whose outcome follows in this transaction.
         let mut run: Option<(MessageId, RunHead)> = None;
-        // Of interest where a queue may be full only, and a pass over all operations.
+        // Costs a pass over all operations, and matters only where a queue may be full.
         let is_outcome = self.state.queues.limited > 0 && ops.iter().any(Op::is_settlement);
         // A plain settlement has an end and a result.
         let brings_jobs = ops.len() > 2 || matches!(&ops[..], [_, Op::Publish { .. }]);
@@ -42,7 +42,7 @@ impl Broker {
         // Workflow of the job that the transaction settles.
         let mut of_settled = None;
         let mut replaced: Option<LeftBehind> = None;
-        // By reference: an operation is large, and most of it stays where it is.
+        // By reference: an operation is large, and most of it stays in place.
         for (index, op) in ops.iter_mut().enumerate() {
             match op {
                 Op::Ack { lease, cost_us } => {
@@ -165,8 +165,8 @@ impl Broker {
                     due,
                     unless_key,
                 } => {
-                    // By the same transaction a key may have come or gone since it was checked, and whether
-                    // the message is held was not checked if there was a key then.
+                    // An earlier operation of this transaction may have added or removed the key since the check. And
+                    // the check did not look for the message if the key existed then.
                     let is_skipped = unless_key.as_ref().is_some_and(|claim| {
                         self.key_exists(&claim.key) || self.state.messages.holds(&message.id)
                     });
@@ -313,7 +313,7 @@ impl Broker {
         applied
     }
 
-    /// Returns what is to be known of a new join that is not sealed.
+    /// Returns the progress to record for a new unsealed join.
     fn growth(&self, session: u32, unsealed: Unsealed) -> Growth {
         let messages = &self.state.messages;
         let creator = unsealed.creator.into_iter();
@@ -327,7 +327,7 @@ impl Broker {
         }
     }
 
-    /// Counts a member that comes to an unsealed join.
+    /// Counts a member that arrives at an unsealed join.
     fn note_member(&mut self, member: Member) {
         if !self.state.joins.has_unsealed() {
             return;
@@ -338,7 +338,7 @@ impl Broker {
         }
     }
 
-    /// Does not count a member that takes the place of another one.
+    /// Uncounts a member that takes the place of another.
     fn forget_member(&mut self, member: Member) {
         let mut grown = self.grown.iter_mut();
         if let Some((_, by)) = grown.find(|(join, _)| *join == member.join) {
@@ -347,7 +347,7 @@ impl Broker {
         self.grown.retain(|(_, by)| *by > 0);
     }
 
-    /// Records the members that have come to unsealed joins.
+    /// Records the members added to unsealed joins.
     fn record_growth(&mut self) {
         for (join, by) in std::mem::take(&mut self.grown) {
             let Some(slot) = self.state.joins.find(&join) else {
@@ -360,7 +360,7 @@ impl Broker {
         }
     }
 
-    /// Publishes a message in place of one that waits and owns the key that it claims.
+    /// Publishes a message in place of a waiting one that owns the key it claims.
     fn publish_in_place(
         &mut self,
         slot: u32,
@@ -381,7 +381,7 @@ impl Broker {
         let latest = first.or_else(|| self.latest(&claim));
         let due = due.map(|due| self.clocks.resolve_start(due));
         let state = match due {
-            // The time of its quiet is over, and it has its turn soon.
+            // Its quiet time is over, and its turn comes soon.
             Some(_) if latest.is_some() && was_ready => RecordedState::Ready,
             Some(when) => RecordedState::Delayed(ClockTime {
                 at: latest.map_or(when.at, |latest| when.at.min(latest)),
@@ -399,7 +399,7 @@ impl Broker {
             let value = Value::new(ValueStatus::Replaced, body);
             self.put(Key::Result(id), value, Some(ttl_ms), task, Some(run));
         }
-        // Its number is its place among those that are ready. An operation under way means all with lower numbers than its own.
+        // Its number is its place among the ready messages. An operation under way covers all lower numbers.
         let keeps_place = was_ready
             && state == RecordedState::Ready
             && is_same_queue
@@ -412,13 +412,13 @@ impl Broker {
         self.enter_claim(slot, claim, latest);
         self.follow_ends();
         if self.state.queues.limited > 0 {
-            // It may be larger, or in another queue.
+            // The message may be larger, or in another queue.
             let queue = self.state.messages.queue(slot);
             self.make_room(queue, u64::MAX);
         }
     }
 
-    /// Returns the time by which messages that claim a key in turn are due, if the first one comes now.
+    /// Returns the latest due time of messages that claim a key in turn, if the first one arrives now.
     fn latest(&self, claim: &Claim) -> Option<u64> {
         match claim.conflict {
             Conflict::Replace {
@@ -462,7 +462,7 @@ impl Broker {
             self.count(copy, Counter::Enqueued);
         }
         if self.state.queues.limited > 0 {
-            // The next step of a workflow comes, full or not. Anything else that comes may be the one to go.
+            // The next step of a workflow enters even a full queue. Any other new message may itself be dropped.
             let before = if is_outcome { source } else { u64::MAX };
             for queue in queues {
                 let name = self.state.names.intern(queue);
@@ -489,7 +489,7 @@ impl Broker {
                 self.state.claim_until_start(slot, key, until);
             }
             Until::ForMs(ms) => {
-                // As a value it has a time of its own, and outlives the message.
+                // A value has its own lifetime and outlives the message.
                 let body = Bytes::copy_from_slice(&messages[slot].id.0);
                 let value = Value::new(ValueStatus::Succeeded, body);
                 let group = messages.shared_head(slot).task;
@@ -507,7 +507,8 @@ impl Broker {
         self.state.claim(slot, key);
     }
 
-    /// Whether the job's workflow was cancelled, and the job was there: somebody may have retried it since, and errbacks run.
+    /// Whether the job's workflow was cancelled and the job with it. A job that a person has retried is exempt, and so
+    /// are errbacks, which run anyway.
     fn is_of_cancelled_workflow(&self, slot: u32) -> bool {
         let messages = &self.state.messages;
         let workflow = self.state.workflow_of(slot);
@@ -516,7 +517,7 @@ impl Broker {
             && messages.when(slot) != Outcome::Failed
     }
 
-    /// Whether the workflow is cancelled, and the job that sends more of it is none that goes on.
+    /// Whether the workflow is cancelled, and the parent job, if any, is not exempt from that.
     fn is_of_ended_workflow(&self, workflow: MessageId, parent: Option<MessageId>) -> bool {
         let BrokerState {
             messages,
@@ -532,8 +533,7 @@ impl Broker {
             })
     }
 
-    /// Ends a job that is to be replaced and whose workflow was cancelled while it was left to run: nothing of it starts
-    /// any more.
+    /// Ends a job to be replaced if its workflow was cancelled and the job was spared: no part of it starts any more.
     fn end_with_workflow(&mut self, slot: u32) -> bool {
         let is_cancelled = self.is_of_cancelled_workflow(slot);
         if is_cancelled {
@@ -544,8 +544,8 @@ impl Broker {
         is_cancelled
     }
 
-    /// Ends the messages that the transaction has added to workflows that are cancelled: nothing of these starts any more.
-    /// `of_settled`: that of a job which the transaction settles, and which goes on if its jobs were not skipped.
+    /// Ends the messages that the transaction has added to cancelled workflows: they never start. `of_settled` is the
+    /// workflow of the job that the transaction settles; that job continues if its own jobs were not skipped.
     fn cancel_latecomers(&mut self, of_settled: Option<MessageId>) {
         if self.latecomers.is_empty() {
             return;
@@ -578,7 +578,7 @@ impl Broker {
             self.note_member(member);
         }
         let (mut generation, mut attempts_before) = (0, 0);
-        // What many messages have in common stands with their kind.
+        // Properties that many messages have in common are in their shared head.
         let extras = message.extras.take().and_then(|mut extras| {
             generation = std::mem::take(&mut extras.generation);
             attempts_before = std::mem::take(&mut extras.attempts_before);
@@ -626,7 +626,7 @@ impl Broker {
         slot
     }
 
-    /// Records a new message, but for what follows it; returns where its body stands.
+    /// Records a new message without the events that follow it. Returns the location of its body.
     fn record_message(
         &mut self,
         head: &MessageHead,
@@ -639,7 +639,7 @@ impl Broker {
             failure: None,
             body,
         });
-        // The body is the last thing of the event.
+        // The body is the last part of the event.
         BodyAt::new(self.writer.len() - body.len(), body.len())
     }
 
@@ -649,7 +649,7 @@ impl Broker {
         let Some(slot) = self.state.joins.find(&id) else {
             return;
         };
-        // Nobody knows which job it stands for.
+        // The broker can't tell which job the member is.
         let arrival = match succeeded {
             true => Arrival::Succeeded,
             false => Arrival::Failed(Vec::new()),
@@ -678,7 +678,7 @@ impl Broker {
     }
 }
 
-/// Job that a step takes the place of, and what it leaves to that.
+/// Properties of a replaced job that its replacement inherits.
 struct LeftBehind {
     id: MessageId,
     member: Option<Member>,
@@ -688,7 +688,7 @@ struct LeftBehind {
 }
 
 impl LeftBehind {
-    /// Leaves what there is to the message, if it takes the job's place. Returns the key that the job has owned.
+    /// Passes the job's properties on to the message, if it takes the job's place. Returns the key that the job owned.
     fn pass_on(&mut self, message: &mut Message) -> Option<Key> {
         if message.id != self.id {
             return None;
@@ -710,7 +710,7 @@ impl LeftBehind {
         self.claim.take()
     }
 
-    /// Has a join that takes the job's place report where that did.
+    /// Makes a join that takes the job's place report where the job did.
     fn pass_on_places(&self, then: &mut [Member]) {
         if let Some(member) = self.member {
             let by_id = place_of_heir(self.id);
@@ -722,8 +722,8 @@ impl LeftBehind {
     }
 }
 
-/// Bytes that came in a frame share its memory, which may be much larger and would then live for as
-/// long as they do. A part of a frame that is large itself may as well share it.
+/// Copies bytes out of a frame, whose memory they would otherwise keep alive. Bytes that are most of their frame may
+/// share it.
 fn copied(bytes: &mut Bytes) -> Bytes {
     const SHARED_FROM_BYTES: usize = 256 << 10;
     match bytes.len() {

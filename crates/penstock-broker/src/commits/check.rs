@@ -1,4 +1,4 @@
-//! Whether a transaction may be applied.
+//! Checks whether a transaction may be applied.
 
 use bytes::Bytes;
 use penstock_faults::planted;
@@ -14,10 +14,10 @@ use crate::connections::NAME_CAP_BYTES;
 use crate::messages::BodyAt;
 use crate::state::BrokerState;
 
-/// Each of a message's queues has an entry of its own, and the list is compared with itself.
+/// Most queues of one message. Each has an entry of its own, and the list is compared with itself.
 const QUEUES_CAP: usize = 64;
 const KEY_CAP_BYTES: usize = 1024;
-/// A join keeps a bit for each member.
+/// Most members of a join, which keeps a bit for each.
 const JOIN_CAP: u32 = penstock_message::JOIN_CAP;
 
 impl Checking {
@@ -44,7 +44,7 @@ impl Checking {
         self.replaced = None;
     }
 
-    /// Whether the message is the one that takes the place of the replaced job.
+    /// Whether the message takes the place of the replaced job.
     fn is_heir(&self, message: &Message) -> bool {
         let replaced = self.replaced.as_ref();
         replaced.is_some_and(|replaced| replaced.job == message.id)
@@ -66,7 +66,7 @@ impl Checking {
 }
 
 impl Broker {
-    /// Whether all operations may be applied, judged by the state before the first of them.
+    /// Checks whether all operations may be applied, judged by the state before the first.
     pub(super) fn check(&mut self, session: u32, ops: Vec<Op>) -> Result<Checked, Unchecked> {
         self.checks += 1;
         let checking = self.checking.take();
@@ -74,8 +74,8 @@ impl Broker {
         checking.begin();
         checking.is_alone = ops.len() == 1;
         checking.may_find_no_room = self.has_limits() && !ops.iter().any(Op::is_settlement);
-        // In a long backlog the place of an id is far away. Looked for together, several are under way at a
-        // time; and mostly none is held, so that is all.
+        // In a long backlog, entries of ids are scattered in memory. Several lookups at a time overlap, and most find
+        // nothing, so this is usually all.
         let messages = &self.state.messages;
         checking.names_held = checking.is_alone
             || ops.iter().any(|op| match op {
@@ -206,8 +206,8 @@ impl Broker {
                     }
                     self.check_member(member, checking)?;
                 }
-                // An id appears once in a transaction, also where the message will be skipped: what comes
-                // before it here may take the key away, and then it is applied after all.
+                // An id appears once in a transaction, even if its message will be skipped: an earlier operation may
+                // remove the key, and then the message is applied after all.
                 if !planted!("check-id-late") {
                     check_is_new_here(message, checking)?;
                 }
@@ -222,7 +222,7 @@ impl Broker {
                             }
                             _ => match self.to_replace(claim, message) {
                                 Some(slot) => replaces = self.is_in_queue(slot, &queues[0]),
-                                // It will be skipped, so it may well be held already. (`apply` looks again.)
+                                // It will be skipped, so it may already exist. (`apply` checks again.)
                                 None => return Ok(()),
                             },
                         }
@@ -233,7 +233,7 @@ impl Broker {
                 }
                 self.check_is_not_held(message, checking)?;
                 match checking.may_find_no_room {
-                    // The one that goes leaves its room.
+                    // The replaced message makes room.
                     true if replaces => self.check_admission(),
                     true => {
                         self.check_admission()?;
@@ -411,7 +411,7 @@ impl Broker {
         found
     }
 
-    /// Whether a failed job can go back to its queue.
+    /// Checks whether a failed job can return to its queue.
     pub(crate) fn check_retry(&self, slot: u32, has_queue: bool) -> Result<(), Refusal> {
         let BrokerState { messages, keys, .. } = &self.state;
         let is_displaced = messages
@@ -427,7 +427,7 @@ impl Broker {
         let join = member.and_then(|member| self.state.joins.find(&member.join));
         let join = join.map(|join| &self.state.joins[join]);
         if join.is_some_and(|join| join.growth.is_some() && !join.is_unsealed()) {
-            // Its group would go on without the members that never came.
+            // Its group would continue without the members that never arrived.
             return Err(Refusal::Invalid(
                 "its group failed, or was cancelled, before all of it was sent: send the group again"
                     .to_owned(),
@@ -451,7 +451,7 @@ impl Broker {
         }
     }
 
-    /// A workflow has at most one join that is not sealed, so that cancelling it finds that one at once.
+    /// Checks an unsealed join. A workflow has at most one, so that cancelling the workflow finds it at once.
     fn check_unsealed(
         &self,
         count: u32,
@@ -506,7 +506,7 @@ impl Broker {
                 Some(slot) => {
                     let join = &joins[slot];
                     if join.is_unsealed() && join.has_arrived(member.index) {
-                        // It came with a transaction that is sent again, and has ended since.
+                        // It was added by a transaction that is being resent, and has ended since.
                         return Err(Refusal::AlreadyExists);
                     }
                     if member.index >= join.count && join.growth.is_some() {
@@ -537,7 +537,7 @@ impl Broker {
         lease: &Lease,
         checking: &mut Checking,
     ) -> Result<(), Refusal> {
-        // One transaction settles a lease once.
+        // A transaction settles a lease only once.
         let messages = &mut self.state.messages;
         let found = messages.check_lease(lease, session, self.checks);
         let slot = found.ok_or(Refusal::LeaseLost)?;
@@ -545,7 +545,7 @@ impl Broker {
         Ok(())
     }
 
-    /// Checks the limits that every message has, wherever it is to go.
+    /// Checks the limits of every message, whatever its queue.
     fn check_shape(&self, message: &Message) -> Result<(), Refusal> {
         check_name("a task's name", &message.task)?;
         let notes: usize = message.notes.iter().map(Bytes::len).sum();
@@ -585,13 +585,13 @@ impl Broker {
         Err(Refusal::TooLarge(text))
     }
 
-    /// Whether the key belongs to a message; not to one that was purged and is only still to be ended.
+    /// Whether a message owns the key, other than a purged message that has yet to end.
     fn is_owned(&self, key: &Key) -> bool {
         let owner = self.state.keys.owner(key);
         owner.is_some_and(|owner| !self.state.is_purged(owner.slot))
     }
 
-    /// Returns the waiting message whose place a claim gives to this one.
+    /// Returns the waiting message that this one replaces because of its claim.
     pub(super) fn to_replace(&self, claim: &Claim, message: &Message) -> Option<u32> {
         let BrokerState { keys, messages, .. } = &self.state;
         if !matches!(claim.conflict, Conflict::Replace { .. }) || keys.find(&claim.key).is_some() {
@@ -619,7 +619,7 @@ impl Broker {
     }
 }
 
-/// Why nothing more may come to a join that was closed before its seal.
+/// Returns why no more members may be added to a join that was closed before its seal.
 fn too_late(has_failed: bool) -> Refusal {
     Refusal::TooLate(match has_failed {
         true => MessageState::Failed,
@@ -637,8 +637,8 @@ impl ReplacedJob {
     }
 }
 
-/// Whether something takes the place of the replaced job, and it is all that is settled: a job that was cancelled ends in
-/// place of all the other operations.
+/// Checks that something takes the place of the replaced job, and that nothing else is settled: if the job was
+/// cancelled, it ends in place of all other operations.
 fn check_replaced(replaced: &ReplacedJob, checking: &Checking) -> Result<(), Refusal> {
     let why = match (replaced.has_heir, checking.leased.len()) {
         (true, 1) => return Ok(()),
@@ -648,7 +648,7 @@ fn check_replaced(replaced: &ReplacedJob, checking: &Checking) -> Result<(), Ref
     Err(Refusal::Invalid(why.to_owned()))
 }
 
-/// Whether the inputs of a message are the values of the join that holds it.
+/// Checks that the inputs of a message are the values of the join that holds it.
 fn check_inputs(message: &Message, held_by: Option<JoinId>) -> Result<(), Refusal> {
     let inputs = message.extras.as_ref().and_then(|extras| extras.inputs);
     let times = message
@@ -671,8 +671,8 @@ fn check_inputs(message: &Message, held_by: Option<JoinId>) -> Result<(), Refusa
     }
 }
 
-/// Whether each of the expected outcomes is that of one member.
-fn check_expects(expects: &[(u32, JoinOutcome)], count: u32) -> Result<(), Refusal> {
+/// Checks that each expected outcome belongs to a different member.
+fn check_expects(expects: &[(u32, When)], count: u32) -> Result<(), Refusal> {
     let is_ascending = expects.is_sorted_by(|(one, _), (other, _)| one < other);
     match expects.last() {
         Some((index, _)) if *index >= count => Err(Refusal::Invalid(format!(
@@ -695,7 +695,7 @@ fn check_name(what: &str, name: &str) -> Result<(), Refusal> {
     }
 }
 
-/// Whether a client may read or write the key: one that a feature derives it may only claim.
+/// Checks whether a client may read or write the key. It may only claim a key that a feature derives.
 fn check_own_key(key: &Key) -> Result<(), Refusal> {
     match key {
         Key::Scoped(..) => Err(Refusal::Invalid(
@@ -759,7 +759,7 @@ fn check_key(key: &Key) -> Result<(), Refusal> {
     }
 }
 
-/// A transaction that has one operation brings one id.
+/// Checks that the id is new within its transaction. A transaction with one operation brings one id.
 fn check_is_new_here(message: &Message, checking: &mut Checking) -> Result<(), Refusal> {
     match checking.is_alone || checking.new_ids.insert(message.id) {
         true => Ok(()),

@@ -1,24 +1,24 @@
-//! Values of messages that the broker has ended: which of them goes next.
+//! Values of messages that the broker has ended, in the order in which they expire.
 //!
-//! Such a value has no body. It is derived from how and when its message ended, so all that is kept is the
-//! message's entry (see `messages.rs`), and a place here.
+//! Such a value has no body. It is derived from how and when its message ended, so all it takes is the message's entry
+//! (see `messages.rs`) and an entry here.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::messages::Messages;
 use crate::table::fifo::Fifo;
 
-/// Bytes that such a value counts as, among those that results may take: an entry and its places.
+/// Bytes that such a value counts as, among the bytes of results: its entries.
 pub(crate) const ENDED_VALUE_BYTES: u64 = 64;
 
 #[derive(Debug, Default)]
 pub(crate) struct EndedValues {
-    /// For each time that results are kept, the messages in the order in which they ended, as (slot,
-    /// lower half of the number). Some may be stale.
+    /// Messages in the order in which they ended, by the time for which their results are kept, as (slot, lower half of
+    /// the number). Some may be stale.
     by_ttl: BTreeMap<u64, Fifo<(u32, u32)>>,
-    /// Number of values that are there.
+    /// Number of values.
     pub(crate) len: u64,
-    /// Times to live for which a timer is set.
+    /// Times to live that have a timer.
     pub(crate) timed: BTreeSet<u64>,
 }
 
@@ -29,12 +29,12 @@ impl EndedValues {
         fifo.push_back((slot, number as u32));
     }
 
-    /// Notes that a value has gone in another way than by `pop`; its place here is stale.
+    /// Notes that a value was removed from the messages; its entry here is stale.
     pub(crate) fn note_removed(&mut self) {
         self.len -= 1;
     }
 
-    /// Returns the oldest value of this time to live, if any is left.
+    /// Returns the oldest value with this time to live, if any is left.
     pub(crate) fn first(&mut self, ttl_ms: u64, messages: &Messages) -> Option<u32> {
         let fifo = self.by_ttl.get_mut(&ttl_ms)?;
         while let Some((slot, number)) = fifo.front() {
@@ -48,7 +48,7 @@ impl EndedValues {
         None
     }
 
-    /// Puts the first value of this time to live behind the others: it is kept beyond its time.
+    /// Moves the first value with this time to live behind the others, to keep it beyond its time.
     pub(crate) fn move_first_to_back(&mut self, ttl_ms: u64) {
         if let Some(fifo) = self.by_ttl.get_mut(&ttl_ms)
             && let Some(first) = fifo.front()
@@ -58,19 +58,19 @@ impl EndedValues {
         }
     }
 
-    /// Returns the oldest of all.
+    /// Returns the oldest value.
     pub(crate) fn oldest(&mut self, messages: &Messages) -> Option<u32> {
         let ttls: Vec<u64> = self.by_ttl.keys().copied().collect();
         let firsts = ttls.into_iter().filter_map(|ttl| self.first(ttl, messages));
         firsts.min_by_key(|slot| (messages.ended(*slot).at, messages[*slot].number()))
     }
 
-    /// Returns the times to live of which there are values.
+    /// Returns the times to live that have values.
     pub(crate) fn ttls(&self) -> impl Iterator<Item = u64> {
         self.by_ttl.keys().copied()
     }
 
-    /// Puts ends in the order of time after a recovery, which reads them in the order of the journal.
+    /// Sorts the values by time after a recovery, which reads them in journal order.
     pub(crate) fn rebuild(&mut self, messages: &Messages) {
         let ended = messages.iter().filter(|(_, entry)| entry.is_ended());
         let mut ended: Vec<(u64, u64, u32)> = ended

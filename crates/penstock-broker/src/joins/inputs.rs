@@ -1,4 +1,4 @@
-//! The values of a join, for the jobs that have them as their inputs.
+//! Values of a join, for the jobs that have them as inputs.
 
 use bytes::Bytes;
 use penstock_faults::planted;
@@ -10,15 +10,15 @@ use penstock_message::{
 use crate::endings::upstream;
 use crate::state::BrokerState;
 
-/// Most bytes of values that come along with a delivery. Larger ones are asked for by whoever runs the job.
+/// Most bytes of values sent with a delivery. The worker asks for larger ones.
 const INLINE_BYTES: usize = 256 << 10;
-/// Bytes that a value takes next to its own.
+/// Bytes that a value takes in addition to its own.
 const VALUE_BYTES: usize = 8;
-/// Levels of joins within joins that come along.
+/// Most levels of nested joins whose values are sent along.
 const DEEPEST: usize = 128;
 
 impl BrokerState {
-    /// Returns the values for a job, encoded; nothing for one that has no inputs.
+    /// Returns the encoded values for a job; empty for a job without inputs.
     pub(crate) fn inputs_to_send(&self, inputs: Option<Inputs>, when: Outcome) -> Bytes {
         let Some(inputs) = inputs else {
             return Bytes::new();
@@ -33,8 +33,8 @@ impl BrokerState {
     fn given(&self, inputs: Inputs, when: Outcome, room: &mut usize) -> InputValues {
         let join = inputs.join;
         let Some(slot) = self.joins.find(&join) else {
-            // Only a journal that was repaired has lost it.
-            return InputValues {
+            // Only a repaired journal can have lost it.
+            return GivenValues {
                 join,
                 count: 1,
                 values: Some(vec![InputValue::Gone]),
@@ -42,12 +42,12 @@ impl BrokerState {
         };
         let state = &self.joins[slot];
         let is_one = state.count == 1 && inputs.shape == InputShape::One;
-        // A person may have retried what has failed since this job was released for the failure.
+        // A person may have retried the failed jobs since this job was released for the failure.
         let was_retried = !state.is_over && (when == Outcome::Failed || !state.is_released);
         if state.is_over && !is_one || was_retried {
-            // Others of its members may still run: all that is known is who has failed.
-            let failed = InputValue::Of(ValueStatus::Upstream, upstream(&state.causes));
-            return InputValues {
+            // Other members may still run: only the failed ones are known.
+            let failed = GivenValue::Of(ValueStatus::Upstream, upstream(&state.causes));
+            return GivenValues {
                 join,
                 count: 1,
                 values: Some(vec![failed]),
@@ -107,14 +107,14 @@ impl BrokerState {
         }
         let mut copies = self.messages.copies(&id);
         match copies.find(|slot| self.is_blocked(*slot)) {
-            Some(slot) => InputValue::Of(ValueStatus::Upstream, upstream(&self.causes_of(slot))),
-            // It had failed, its group went on without it, and a person has retried it since.
-            None if self.is_pending(&id) => InputValue::Of(ValueStatus::Upstream, upstream(&[id])),
-            None => InputValue::Gone,
+            Some(slot) => GivenValue::Of(ValueStatus::Upstream, upstream(&self.causes_of(slot))),
+            // It failed, its group continued without it, and a person has retried it since.
+            None if self.is_pending(&id) => GivenValue::Of(ValueStatus::Upstream, upstream(&[id])),
+            None => GivenValue::Gone,
         }
     }
 
-    /// Whether the job is still to end.
+    /// Whether the job has yet to end.
     fn is_pending(&self, id: &MessageId) -> bool {
         let mut copies = self.messages.copies(id);
         copies.any(|slot| !self.messages[slot].is_failed())

@@ -1,7 +1,7 @@
-//! Groups that go on because a person retries the jobs that have failed them.
+//! Groups that continue because a person retries the jobs that failed them.
 //!
-//! A retried member has not arrived any more, so its join waits for it again. If the join was over, it opens again as soon
-//! as it puts up with the failures that are left, and with it all that it had blocked:
+//! A retried member no longer counts as arrived, so its join waits for it again. If the join was over, it reopens as
+//! soon as it tolerates the failures that are left, and so does everything that it had blocked:
 //!
 //! ```text
 //!     retry of a job ──► its join waits for it ──► few enough have failed: the join is open again
@@ -9,8 +9,9 @@
 //!                              └── places in other joins of that one, and of the jobs that it holds
 //! ```
 //!
-//! The first round is part of the retry, the others are steps. Jobs that were released because of the failure have run, or
-//! will: they are not called back, and not released again. A join that has gone on without the member does not turn back.
+//! The first round is part of the retry; the others are steps. Jobs that were released because of the failure have run,
+//! or will: they are not called back, and not released again. A join that has continued without the member does not go
+//! back.
 
 use penstock_message::{Key, KeyState, Member, MessageId, ValueStatus};
 
@@ -18,13 +19,13 @@ use crate::Broker;
 use crate::joins::Arrival;
 use crate::records::RecordEvent;
 
-/// Most events for a member that is pending again: of itself, and of its join, which opens and has no outcome any more.
+/// Most events for a member that is pending again: its own, and those of its join, which opens and loses its outcome.
 pub(crate) const REVIVAL_EVENTS: usize = 3;
 /// Number of places that a step looks at.
 const LOOKED_AT: usize = 8192;
 
 impl Broker {
-    /// Has a join wait again for a member that had failed. Returns the number of events for that.
+    /// Makes a join wait again for a failed member. Returns the number of events.
     pub(crate) fn revive_member(&mut self, place: Member) -> usize {
         let Member { join: id, index } = place;
         let Some(slot) = self.state.joins.find(&id) else {
@@ -32,17 +33,17 @@ impl Broker {
         };
         let join = &self.state.joins[slot];
         let is_going = self.state.failed.going == Some(id);
-        // One that is sure to go on has ended what waited for its failure, or some of it.
+        // A join that is certain to continue has already ended errbacks, or some of them.
         let goes_on = join.is_complete() && self.chores.undecided.contains(&id);
         if join.is_released || join.is_needless || is_going || goes_on {
             return 0;
         }
         if !join.has_arrived(index) {
-            // The journal does not say which jobs have reported that they are blocked, only what came of it.
+            // The journal does not say which jobs have reported that they are blocked, only the result.
             return self.reopen_if_few_have_failed(slot);
         }
         let mut causes = join.causes.clone();
-        // The last ones are for jobs that were released because of them, and have not begun yet.
+        // The last causes are for jobs that were released because of them and have not begun yet.
         if join.failures > 1 {
             causes.retain(|cause| self.has_not_been_retried(cause));
         }
@@ -65,8 +66,8 @@ impl Broker {
         stored.is_none_or(|stored| stored.status != ValueStatus::Succeeded)
     }
 
-    /// Opens a join again if it was over and puts up with the failures that are left, or has none but of members that were
-    /// not needed: then it is not needed either. Returns the number of events for that.
+    /// Reopens a join that was over if it tolerates the failures that are left. If only members that were not needed
+    /// are left, the join is not needed either. Returns the number of events.
     fn reopen_if_few_have_failed(&mut self, slot: u32) -> usize {
         let join = &self.state.joins[slot];
         let may_go_on =
@@ -91,7 +92,7 @@ impl Broker {
         1 + keys.len()
     }
 
-    /// Goes on, after a recovery, with a join that was opened again: others may not have heard of it.
+    /// Resumes, after a recovery, a join that was reopened: other joins may not have learned of it.
     pub(crate) fn resume_reopening(&mut self, id: MessageId) {
         let slot = self.state.joins.find(&id);
         if slot.is_some_and(|slot| !self.state.joins[slot].is_decided()) {
@@ -99,10 +100,10 @@ impl Broker {
         }
     }
 
-    /// Has other joins wait again for those that were opened again, and for the messages that these hold.
+    /// Makes other joins wait again for reopened joins, and for the messages that these hold.
     pub(crate) fn step_reopened(&mut self) {
         if self.chores.has_blocked_to_report() {
-            // After a recovery a join first hears from all that block it.
+            // After a recovery, a join must first learn of everything that blocks it.
             return;
         }
         let mut looked_at = 0;
@@ -144,7 +145,7 @@ impl Broker {
         }
     }
 
-    /// Whether a client that watches this key is told later: it may be about to be pending again.
+    /// Whether the answer to a client that watches this key waits: the key may be about to become pending again.
     pub(crate) fn is_unsure(&mut self, key: &Key, state: &KeyState) -> bool {
         if !self.chores.is_reopening() {
             return false;

@@ -1,12 +1,12 @@
-//! Watchers of keys, found from either side: a key that has changed tells its watchers, and a
-//! session that leaves stops watching, next to a million keys that others watch.
+//! Watchers of keys, found from either side. A changed key finds its watchers, and a departing session finds its keys,
+//! even next to a million keys that others watch.
 //!
 //! ```text
 //!     keys[slot].watchers      (session, link) ...       eight bytes each
 //!     links[session]           (slot, watcher) ...       eight bytes each
 //! ```
 //!
-//! Each half of a pair says where the other half stands, so either is removed without a search.
+//! Each half of a pair stores the index of the other half, so either is removed without a search.
 
 use penstock_message::{Key, SeededState};
 
@@ -117,7 +117,7 @@ impl Watchers {
         }
     }
 
-    /// Removes all watches of a session. Takes as long as there are keys that it watches.
+    /// Removes all watches of a session. Takes time in proportion to the keys that it watches.
     pub(crate) fn unwatch_all(&mut self, session: u32) {
         let Some(links) = self.links.get_mut(session as usize) else {
             return;
@@ -140,13 +140,13 @@ impl Watchers {
         watchers.iter().map(|watcher| watcher.session).collect()
     }
 
-    /// Removes one half of a pair: the caller removes the other, or has.
+    /// Removes one half of a pair: the caller removes the other, or already has.
     fn remove_watcher(&mut self, slot: u32, place: usize) {
         let watchers = &mut self.keys[slot].watchers;
         watchers.swap_remove(place);
         if let Some(moved) = watchers.get(place) {
             let links = &mut self.links[moved.session as usize];
-            // The list that `unwatch_all` has taken has each key once: this watcher is another's.
+            // The list that `unwatch_all` has taken contains each key once, so this watcher is another's.
             links[moved.link as usize].watcher = place as u32;
         }
         if watchers.is_empty() {
@@ -172,7 +172,7 @@ impl Watchers {
         by_key.remove(by_key.hash(&keys[slot].key), |other| other == slot);
     }
 
-    /// Panics unless both halves of each pair say where the other is.
+    /// Panics unless both halves of each pair store where the other is.
     pub(crate) fn assert_paired(&self) {
         let mut watchers = 0;
         for (slot, watched) in self.keys.iter() {

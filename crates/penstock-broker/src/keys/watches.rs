@@ -1,4 +1,4 @@
-//! Tells watchers of keys: level-triggered, so that a client that was away misses nothing.
+//! Notifies watchers of keys. Level-triggered, so that a client that was away misses nothing.
 
 use penstock_faults::planted;
 use penstock_message::{Key, KeyState, MessageId, Value, ValueStatus};
@@ -39,7 +39,7 @@ impl Broker {
         }
     }
 
-    /// Returns the state of the key for a watcher, and the records that it rests on.
+    /// Returns the state of the key for a watcher, and the records that it depends on.
     fn key_state(&self, key: &Key) -> (KeyState, SafeAfter) {
         if let Some(stored) = self.state.keys.value(key) {
             let safe_after = match planted!("show-value-early") {
@@ -58,7 +58,7 @@ impl Broker {
                 return (KeyState::Present(value), self.everything);
             }
             let messages = &self.state.messages;
-            // A failed job has had its value.
+            // A failed job already has its value.
             is_pending = messages.copies(id).any(|slot| !messages[slot].is_failed())
                 || self.state.joins.awaits(id);
         }
@@ -69,7 +69,7 @@ impl Broker {
         (state, self.everything)
     }
 
-    /// Returns the value of a message that the broker has ended, or is about to: no journal holds it.
+    /// Returns the value of a message that the broker has ended, or is about to: it is in no journal.
     fn derived_value(&self, id: &MessageId) -> Option<Value> {
         let BrokerState {
             messages, queues, ..
@@ -100,7 +100,7 @@ impl Broker {
         None
     }
 
-    /// Tells the watchers of a key of a value that is not kept.
+    /// Notifies the watchers of a key of a value that is not kept.
     pub(crate) fn notify_of_value(&mut self, key: &Key, value: Value) {
         if self.state.keys.watchers.is_empty() {
             return;
@@ -116,7 +116,7 @@ impl Broker {
         }
     }
 
-    /// Tells watchers of keys that the record has changed, and that are not pending any more.
+    /// Notifies watchers of keys that the record has changed and that are no longer pending.
     pub(crate) fn notify_watchers(&mut self) {
         if self.state.touched.is_empty() {
             return;
@@ -137,7 +137,7 @@ impl Broker {
                         let (key, state) = (key.clone(), state.clone());
                         self.effect(safe_after, Effect::Value { conn, key, state });
                     }
-                    // It will ask again when it is back; until then the value must not be evicted.
+                    // The client asks again when it is back; until then the value must not be evicted.
                     Some(None) => self.state.keys.watchers.watch(key.clone(), session),
                     None => {}
                 }
@@ -188,7 +188,7 @@ mod tests {
         run(broker, Input::Disconnected { conn, clean: true });
     }
 
-    /// Each hello and goodbye of anybody used to walk all keys that anybody watched: 42 ms beside a million.
+    /// In an earlier version each hello and goodbye walked all keys that anybody watched: 42 ms with a million.
     #[test]
     fn who_comes_and_goes_touches_no_key_that_others_watch() {
         let mut broker = Recovery::new(BrokerOptions::default()).finish(NOW, 1);
