@@ -80,7 +80,7 @@ pub struct Broker {
     pub(crate) room_bytes: u64,
     /// Memory limit, while the process has reached it.
     pub(crate) memory_is_full: Option<u64>,
-    pub(crate) counts: Counts,
+    pub(crate) counts: BrokerCounts,
     /// Whether the current record must be on disk, whatever durability its transactions asked for.
     must_be_safe: bool,
 }

@@ -45,12 +45,12 @@ enum InPlace {
 
 impl Broker {
     /// Whether any part of the job waits, or runs and may be asked to stop.
-    pub(crate) fn check_cancel(&self, id: &MessageId, running: Running) -> Result<(), Refusal> {
+    pub(crate) fn check_cancel(&self, id: &MessageId, running: OnRunning) -> Result<(), Refusal> {
         let messages = &self.state.messages;
         let mut found = Err(Refusal::NoSuchJob);
         for slot in messages.copies(id) {
             found = match messages.state(slot) {
-                EntryState::Leased(_) if running == Running::Leave => {
+                EntryState::Leased(_) if running == OnRunning::Leave => {
                     Err(Refusal::TooLate(self.state_of(slot)))
                 }
                 EntryState::Failed => Err(Refusal::TooLate(MessageState::Failed)),
@@ -74,7 +74,12 @@ impl Broker {
     }
 
     /// Cancels a job, or the group that runs in its place.
-    pub(crate) fn cancel_job(&mut self, id: &MessageId, reason: &str, running: Running) -> Applied {
+    pub(crate) fn cancel_job(
+        &mut self,
+        id: &MessageId,
+        reason: &str,
+        running: OnRunning,
+    ) -> Applied {
         let in_place = match self.state.messages.copies(id).next() {
             Some(_) => None,
             None => self.in_place_of(id),
@@ -104,7 +109,7 @@ impl Broker {
 
     /// Cancels a job, or the group that runs in its place, on the broker's own initiative. A group ends in steps, since
     /// one record may cancel many.
-    pub(crate) fn cancel_in_steps(&mut self, id: &MessageId, reason: &str, running: Running) {
+    pub(crate) fn cancel_in_steps(&mut self, id: &MessageId, reason: &str, running: OnRunning) {
         if self.state.messages.copies(id).next().is_some() {
             self.cancel_job(id, reason, running);
             return;
@@ -172,7 +177,12 @@ impl Broker {
 
     /// Ends those messages that wait, and asks the workers of running ones to stop. Returns the state they were in, or
     /// the state they are in now if some run.
-    fn cancel(&mut self, slots: Vec<u32>, reason: &str, running: Running) -> Option<MessageState> {
+    fn cancel(
+        &mut self,
+        slots: Vec<u32>,
+        reason: &str,
+        running: OnRunning,
+    ) -> Option<MessageState> {
         let messages = &self.state.messages;
         let copies = slots.into_iter();
         let copies = copies.filter(|slot| !messages[*slot].is_failed());
@@ -195,7 +205,7 @@ impl Broker {
     }
 
     /// Cancels all matching jobs, in steps. Returns the id of the operation.
-    pub(crate) fn cancel_all(&mut self, filter: &Filter, reason: &str, running: Running) -> u64 {
+    pub(crate) fn cancel_all(&mut self, filter: &Filter, reason: &str, running: OnRunning) -> u64 {
         if let Some(workflow) = whole_workflow(filter) {
             self.state.workflows.mark_cancelled(workflow);
         }

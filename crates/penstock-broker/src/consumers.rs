@@ -205,8 +205,14 @@ impl Broker {
         }
     }
 
-    /// Changes the consumer's queues or tasks. An empty list of queues, or [`Tasks::Same`], leaves them as they are.
-    fn change_consumer(&mut self, slot: u32, queues: &[String], tasks: &Tasks, is_renamed: bool) {
+    /// Changes the consumer's queues or tasks. An empty list of queues, or [`TaskSelection::Same`], leaves them as they are.
+    fn change_consumer(
+        &mut self,
+        slot: u32,
+        queues: &[String],
+        tasks: &TaskSelection,
+        is_renamed: bool,
+    ) {
         let state = &mut self.state;
         let consumer = &self.consumers.all[slot];
         let mut chosen: Vec<u32> = Vec::with_capacity(queues.len());
@@ -229,8 +235,8 @@ impl Broker {
             TaskSelection::Same => was
                 .filter(|_| is_renamed)
                 .map(|set| Some(sets.acquire_for(&consumer.app, set, names))),
-            Tasks::Any => Some(None),
-            Tasks::Named(tasks) => {
+            TaskSelection::Any => Some(None),
+            TaskSelection::Named(tasks) => {
                 let tasks = tasks.iter().map(|task| names.intern(task)).collect();
                 Some(Some(sets.acquire(&consumer.app, tasks, names)))
             }

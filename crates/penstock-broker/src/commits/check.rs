@@ -672,7 +672,7 @@ fn check_inputs(message: &Message, held_by: Option<JoinId>) -> Result<(), Refusa
 }
 
 /// Checks that each expected outcome belongs to a different member.
-fn check_expects(expects: &[(u32, When)], count: u32) -> Result<(), Refusal> {
+fn check_expects(expects: &[(u32, JoinOutcome)], count: u32) -> Result<(), Refusal> {
     let is_ascending = expects.is_sorted_by(|(one, _), (other, _)| one < other);
     match expects.last() {
         Some((index, _)) if *index >= count => Err(Refusal::Invalid(format!(

@@ -34,7 +34,7 @@ impl BrokerState {
         let join = inputs.join;
         let Some(slot) = self.joins.find(&join) else {
             // Only a repaired journal can have lost it.
-            return GivenValues {
+            return InputValues {
                 join,
                 count: 1,
                 values: Some(vec![InputValue::Gone]),
@@ -46,8 +46,8 @@ impl BrokerState {
         let was_retried = !state.is_over && (when == Outcome::Failed || !state.is_released);
         if state.is_over && !is_one || was_retried {
             // Other members may still run: only the failed ones are known.
-            let failed = GivenValue::Of(ValueStatus::Upstream, upstream(&state.causes));
-            return GivenValues {
+            let failed = InputValue::Of(ValueStatus::Upstream, upstream(&state.causes));
+            return InputValues {
                 join,
                 count: 1,
                 values: Some(vec![failed]),
@@ -107,10 +107,10 @@ impl BrokerState {
         }
         let mut copies = self.messages.copies(&id);
         match copies.find(|slot| self.is_blocked(*slot)) {
-            Some(slot) => GivenValue::Of(ValueStatus::Upstream, upstream(&self.causes_of(slot))),
+            Some(slot) => InputValue::Of(ValueStatus::Upstream, upstream(&self.causes_of(slot))),
             // It failed, its group continued without it, and a person has retried it since.
-            None if self.is_pending(&id) => GivenValue::Of(ValueStatus::Upstream, upstream(&[id])),
-            None => GivenValue::Gone,
+            None if self.is_pending(&id) => InputValue::Of(ValueStatus::Upstream, upstream(&[id])),
+            None => InputValue::Gone,
         }
     }
 

@@ -49,8 +49,8 @@ impl RecordWriter {
         }
     }
 
-    fn plan(&mut self, names: &Interner, plan: &Plan) {
-        let Timing {
+    fn plan(&mut self, names: &Interner, plan: &SchedulePlan) {
+        let ScheduleTiming {
             rhythm,
             zone,
             jitter_ms,
@@ -190,7 +190,7 @@ impl RecordReader<'_> {
         })
     }
 
-    fn plan(&mut self, names: &mut Interner) -> Result<Plan, RecordError> {
+    fn plan(&mut self, names: &mut Interner) -> Result<SchedulePlan, RecordError> {
         let at = self.at;
         let rhythm = match self.byte()? {
             0 => Rhythm::Cron(self.text()?.to_owned()),

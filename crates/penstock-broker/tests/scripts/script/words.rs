@@ -150,7 +150,7 @@ pub(super) fn schedule_name(name: &str) -> ScheduleName {
 }
 
 /// `every=60000`, `at=5000`, `cron=30_2_*_*_* zone=Europe/Paris`; `overlap=queue catch-up=all window=5000 jitter=1000`.
-pub(super) fn plan(message: Message, options: &ScriptOptions<'_>) -> Plan {
+pub(super) fn plan(message: Message, options: &ScriptOptions<'_>) -> SchedulePlan {
     let every = options.number("every").map(Rhythm::Every);
     let at = options
         .number("at")
@@ -186,8 +186,8 @@ pub(super) fn plan(message: Message, options: &ScriptOptions<'_>) -> Plan {
 }
 
 /// `version=2 started=7`, or `version=v2`.
-pub(super) fn generation(options: &ScriptOptions<'_>) -> Generation {
-    Generation {
+pub(super) fn generation(options: &ScriptOptions<'_>) -> AppRelease {
+    AppRelease {
         version: match options.text("version") {
             None => AppVersion::Unnamed,
             Some(version) => match version.parse() {
