@@ -1,6 +1,6 @@
 # The verbs of this project; `make` alone lists them. They run the same here and in CI (.ci/run).
 .DEFAULT_GOAL := help
-.PHONY: help build demo test quick soak lint simulate simulator-check mutants crash-points crash rot fuzz hostile bench bench-against bench-backlog docs format rust-test python-test wire wire-check guarantees
+.PHONY: help build demo test quick soak lint simulate simulator-check mutants crash-points crash rot fuzz hostile bench bench-against bench-backlog wheels docs format rust-test python-test wire wire-check guarantees
 
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
@@ -110,6 +110,9 @@ bench-against: .venv/.built ## compare CPU a job with the built checkout in DIR=
 
 bench-backlog: ## measure ten million waiting jobs (or BACKLOG_JOBS): rates, memory, restart
 	cargo bench --quiet --package penstock-cli --bench backlog
+
+wheels: .venv/.ready ## build a release into dist/: the sdist, and an audited wheel for each Linux target that rustup has (FOR=)
+	@$(python) tools/wheels.py $(FOR)
 
 docs: .venv/.built ## run every example in README.md and docs/, build the site into .ran/site, and the Rust docs
 	$(python) -m pytest -q tests/docs

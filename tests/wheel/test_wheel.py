@@ -1,8 +1,8 @@
-"""What `pip install` gives works without the checkout: the extension module, the executable, the command."""
+"""`pip install` installs what works without a checkout: the extension module, the program, the command."""
 
 from __future__ import annotations
 
-import fcntl
+import email
 import os
 import re
 import shutil
@@ -14,12 +14,14 @@ from pathlib import Path
 
 import pytest
 from blocks import ROOT, blocks
+from builds import build_environment, in_turns
+from packaging.metadata import Metadata
 from project import Project
 
-# Building it takes its time when nothing is compiled yet.
-pytestmark = pytest.mark.timeout(900)
+import penstock
 
-WITH_TOOLS = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+# The first build compiles everything.
+pytestmark = pytest.mark.timeout(1800)
 
 
 def interpreters() -> list[str]:
@@ -35,26 +37,7 @@ def interpreters() -> list[str]:
     return [sys.executable, *[found[max(found)]][:1]] if found else [sys.executable]
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    """Built once, by the first test process that comes: two builds at a time take each other's files away."""
-    in_turns = "PYTEST_XDIST_WORKER" in os.environ
-    place = tmp_path_factory.getbasetemp().parent / "wheel" if in_turns else tmp_path_factory.mktemp("wheel")
-    place.mkdir(exist_ok=True)
-    with (place / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not any(place.glob("*.whl")):
-            make_wheel(ROOT, place)
-    (built,) = place.glob("*.whl")
-    return built
-
-
-def make_wheel(source: Path, place: Path, **environment: str) -> None:
-    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", place]
-    subprocess.run([*build, source], check=True, env={**os.environ, **WITH_TOOLS, **environment})
-
-
-def test_it_holds_what_it_needs_and_no_more(wheel):
+def test_it_holds_what_it_needs_and_no_more(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         modes = {item.filename: item.external_attr >> 16 for item in archive.infolist()}
     assert modes["penstock/_bin/penstock"] & 0o111 == 0o111
@@ -64,14 +47,26 @@ def test_it_holds_what_it_needs_and_no_more(wheel):
     assert "abi3" in wheel.name
 
 
-def test_its_program_has_no_line_tables_and_that_of_the_checkout_keeps_them(wheel):
+def test_the_program_has_the_version_of_the_package(wheel: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
-        without_bytes = archive.getinfo("penstock/_bin/penstock").file_size
-    # Building a wheel used to leave its program in the checkout, under the tests that ran just then.
-    assert without_bytes * 2 < (ROOT / "python/penstock/_bin/penstock").stat().st_size
+        program = Path(archive.extract("penstock/_bin/penstock", tmp_path))
+    program.chmod(0o755)
+    said = subprocess.check_output([program, "--version"], text=True)
+    assert said == f"penstock {wheel.name.split('-')[1]}\n"
 
 
-def test_it_holds_no_planted_bug(wheel):
+@pytest.mark.skipif(sys.platform != "linux", reason="line tables are kept elsewhere")
+def test_the_program_has_no_line_tables_and_that_of_the_checkout_keeps_them(wheel: Path) -> None:
+    from elftools.elf.elffile import ELFFile
+
+    with zipfile.ZipFile(wheel) as archive, archive.open("penstock/_bin/penstock") as program:
+        assert ELFFile(program).get_section_by_name(".debug_line") is None
+    # Building a wheel used to leave its program in the checkout, under the tests that were running.
+    with (Path(penstock.__file__).parent / "_bin" / "penstock").open("rb") as program:
+        assert ELFFile(program).get_section_by_name(".debug_line") is not None
+
+
+def test_it_holds_no_planted_bug(wheel: Path) -> None:
     table = (ROOT / "crates/penstock-faults/src/table.rs").read_text()
     names = re.findall(r'plant\(\s*"([a-z-]+)"', table)
     assert len(names) >= 30
@@ -81,12 +76,25 @@ def test_it_holds_no_planted_bug(wheel):
             assert [name for name in names if name.encode() in code] == []
 
 
+def test_wheel_and_sdist_have_the_same_metadata_as_pypi_wants_it(wheel: Path, sdist: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        ours = archive.read(name)
+    with tarfile.open(sdist) as archive:
+        info = archive.extractfile(f"{sdist.name.removesuffix('.tar.gz')}/PKG-INFO")
+        assert info is not None and info.read() == ours
+    metadata = Metadata.from_email(ours, validate=True)
+    assert metadata.description_content_type == "text/markdown; charset=UTF-8; variant=GFM"
+    assert metadata.license_expression == "MIT OR Apache-2.0"
+    assert metadata.author and metadata.summary and metadata.keywords
+    readme = str(email.message_from_bytes(ours).get_payload(decode=True), "utf-8")
+    assert readme.startswith("# Penstock\n") and len(readme) > 2_000
+    relative = [target for target in re.findall(r"\]\(([^)\s]+)\)", readme) if not target.startswith(("https://", "#"))]
+    assert relative == []
+
+
 @pytest.mark.parametrize("python", interpreters())
-def test_the_quickstart_runs_from_another_directory(project, wheel, python):
-    run_quickstart(project, wheel, python)
-
-
-def run_quickstart(project: Project, wheel: Path, python: str) -> None:
+def test_the_quickstart_runs_from_another_directory(project: Project, wheel: Path, python: str) -> None:
     environment = project.directory / "venv"
     # By this environment's pip: half of the time would go into installing another.
     subprocess.run([python, "-m", "venv", "--without-pip", environment], check=True)
@@ -102,45 +110,70 @@ def run_quickstart(project: Project, wheel: Path, python: str) -> None:
     assert worker.returncode is None, worker.output
 
 
-@pytest.fixture(scope="module")
-def sdist(tmp_path_factory):
-    code = "import sys, build_backend; build_backend.build_sdist(sys.argv[1])"
-    place = tmp_path_factory.mktemp("sdist")
-    tools = {**os.environ, **WITH_TOOLS, "PYTHONPATH": f"{ROOT}/tools"}
-    subprocess.run([sys.executable, "-c", code, place], cwd=ROOT, check=True, env=tools)
-    (built,) = place.glob("*.tar.gz")
-    return built
-
-
-def test_the_sdist_holds_all_that_is_built_and_nothing_that_was(sdist, tmp_path):
+def files_of(sdist: Path) -> set[str]:
     with tarfile.open(sdist) as archive:
-        archive.extractall(tmp_path, filter="data")
-        names = {name.partition("/")[2] for name in archive.getnames()}
-    (source,) = tmp_path.iterdir()
-    assert {"PKG-INFO", "pyproject.toml", "tools/build_backend.py", "crates/penstock-cli/src/main.rs"} <= names
-    assert not [name for name in names if name.endswith((".so", ".pyc", "_bin/penstock"))]
-    files = {str(file.relative_to(source)) for file in source.rglob("*") if file.is_file()}
+        return {member.name.partition("/")[2] for member in archive.getmembers() if member.isfile()}
+
+
+def test_the_sdist_holds_all_that_is_built_and_nothing_that_was(sdist: Path, source: Path) -> None:
+    files = files_of(sdist)
+    assert {"PKG-INFO", "pyproject.toml", "tools/build_backend.py", "crates/penstock-cli/src/main.rs"} <= files
+    assert not [name for name in files if name.endswith((".so", ".pyc", "_bin/penstock"))]
     assert files - {"PKG-INFO"} == {
         name
         for name in subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).splitlines()
         if name in files or name.startswith(("crates/", "python/", "tools/"))
     }
-    # With all members of the workspace and their versions, which cargo wants to see before it builds one of them.
+    # With all members of the workspace and their versions, which cargo reads before it builds one of them.
     metadata = ["cargo", "metadata", "--locked", "--offline", "--format-version=1", "--no-deps"]
     subprocess.run(metadata, cwd=source, check=True, stdout=subprocess.DEVNULL)
 
 
-@pytest.mark.skipif(os.environ.get("CI") != "true", reason="compiles everything once more; CI does")
-def test_a_wheel_of_the_sdist_works(sdist, project, tmp_path):
-    # The profile of a release would take minutes more and show nothing else.
-    profile = {"LTO": "off", "OPT_LEVEL": "0", "CODEGEN_UNITS": "16", "DEBUG": "false"}
-    profile = {f"CARGO_PROFILE_RELEASE_{name}": value for name, value in profile.items()}
-    make_wheel(sdist, tmp_path, CARGO_TARGET_DIR=str(tmp_path / "target"), **profile)
-    (wheel,) = tmp_path.glob("*.whl")
-    run_quickstart(project, wheel, sys.executable)
+def test_an_sdist_of_maturin_alone_lacks_nothing(sdist: Path, tmp_path: Path) -> None:
+    build = ["maturin", "sdist", "--out", tmp_path]
+    subprocess.run(build, cwd=ROOT, check=True, env=build_environment(), capture_output=True)
+    (made,) = tmp_path.glob("*.tar.gz")
+    assert files_of(sdist) - files_of(made) == set()
 
 
-def test_a_build_without_rust_says_what_to_install(tmp_path):
+@pytest.mark.parametrize(
+    ("version", "error"),
+    [
+        (
+            None,
+            "maturin alone would build a package without the penstock program: run `pip wheel .`, `make wheels`, or"
+            " `pip install --editable .`",
+        ),
+        ("0.0.9", "the package is {package}, and the penstock program for it is 0.0.9: build both again"),
+    ],
+)
+def test_maturin_makes_no_wheel_without_the_right_program(
+    wheel: Path, source: Path, tmp_path: Path, version: str | None, error: str
+) -> None:
+    environment = build_environment() | ({"PENSTOCK_PROGRAM_VERSION": version} if version else {})
+    with in_turns():
+        build = ["maturin", "build", "--release", "--out", tmp_path]
+        run = subprocess.run(build, cwd=source, env=environment, capture_output=True, text=True)
+    assert run.returncode != 0 and list(tmp_path.iterdir()) == []
+    package = wheel.name.split("-")[1]
+    assert f"error: penstock-python@{package}: {error.format(package=package)}" in run.stderr.splitlines()
+
+
+def test_a_program_of_another_version_is_not_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import build_backend
+
+    stale = tmp_path / "stale"
+    stale.write_text("#!/bin/sh\necho penstock 0.0.9\n")
+    artifact = f'{{"executable": "{stale}", "package_id": "path+file:///x/penstock-cli#0.1.0"}}'
+    (tmp_path / "cargo").write_text(f"#!/bin/sh\necho '{artifact}'\n")
+    for file in tmp_path.iterdir():
+        file.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    with pytest.raises(SystemExit, match=f"cargo built penstock 0.1.0, and {stale} says that it is 0.0.9"):
+        build_backend.built_program()
+
+
+def test_a_build_without_rust_says_what_to_install(tmp_path: Path) -> None:
     build = [sys.executable, "tools/build_backend.py"]
     run = subprocess.run(build, cwd=ROOT, env={"PATH": str(tmp_path)}, capture_output=True, text=True)
     assert run.returncode == 1
