@@ -1,6 +1,6 @@
 # The verbs of this project; `make` alone lists them. They run the same here and in CI (.ci/run).
 .DEFAULT_GOAL := help
-.PHONY: help build demo test quick soak lint simulate simulator-check mutants crash-points crash rot fuzz hostile bench bench-against bench-backlog wheels docs format rust-test python-test wire wire-check guarantees
+.PHONY: help build demo test quick soak lint simulate simulator-check mutants crash-points crash rot fuzz hostile bench bench-against bench-backlog wheels test-pythons docs format rust-test python-test wire wire-check guarantees
 
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
@@ -152,6 +152,9 @@ python-test: .venv/.built
 	SEED=$(chance) $(python) -m pytest -n 6 $(patient) -m "not alone" --passed=.ran/python.txt
 	$(python) -m pytest $(patient) -m alone --passed=.ran/alone.txt
 	@cat .ran/alone.txt >> .ran/python.txt
+
+test-pythons: .venv/.built ## run the Python tests on each supported Python found here (PYTHONS=3.12,3.13 TESTS=tests/api)
+	SEED=$(chance) $(python) tools/test_pythons.py $(if $(PYTHONS),--pythons $(PYTHONS)) -q -n 6 $(patient) $(TESTS)
 
 guarantees: .venv/.ready
 	@$(python) tests/docs/guarantees.py

@@ -6,6 +6,7 @@ and the checkout stays unchanged. A source distribution has the crates of both, 
 """
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -123,7 +124,7 @@ def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_dire
 
 def _target_of(options: list[str]) -> str | None:
     """Return the target triple in maturin's options. Without one, cargo and maturin both read CARGO_BUILD_TARGET."""
-    for option, value in zip(options, [*options[1:], ""], strict=True):
+    for option, value in itertools.pairwise([*options, ""]):
         if option == "--target":
             return value
         if option.startswith("--target="):
