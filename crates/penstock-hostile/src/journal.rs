@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use arbitrary::{Result, Unstructured};
 use penstock_journal::sim::SimStorage;
-use penstock_journal::{Journal, JournalOptions, Opened, Storage, fsck, hostile};
+use penstock_journal::{Journal, JournalOptions, OpenedJournal, Storage, fsck, hostile};
 
 type Records = BTreeMap<u64, Vec<u8>>;
 
@@ -57,7 +57,7 @@ fn options() -> JournalOptions {
 
 fn open(
     storage: &SimStorage,
-) -> std::result::Result<(Opened<SimStorage>, Records), penstock_journal::OpenError> {
+) -> std::result::Result<(OpenedJournal<SimStorage>, Records), penstock_journal::OpenError> {
     let mut records = Records::new();
     let opened = Journal::open(storage.clone(), options(), &mut |record| {
         records.insert(record.position, record.bytes.to_vec());
@@ -86,7 +86,7 @@ fn write(storage: &SimStorage, data: &mut Unstructured<'_>) -> Result<Records> {
     Ok(written)
 }
 
-fn finish(opened: &mut Opened<SimStorage>) {
+fn finish(opened: &mut OpenedJournal<SimStorage>) {
     while let Some(batch) = opened.journal.take_batch() {
         opened.writer.write(&batch).expect("the disk works");
     }

@@ -8,7 +8,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use penstock_journal::{DiskStorage, Journal, JournalOptions, Opened, Storage, StoredFile};
+use penstock_journal::{DiskStorage, Journal, JournalOptions, OpenedJournal, Storage, StoredFile};
 
 const RECORD_BYTES: usize = 300;
 const ROUNDS: usize = 200;
@@ -57,7 +57,7 @@ fn compare(root: &Path, records: usize) {
     println!("{records:>8}  {bare:>12.1?} {journal:>12.1?} {rate:>12.0}  {ratio:.2}");
 }
 
-fn append_and_sync<S: Storage>(opened: &mut Opened<S>, records: usize) {
+fn append_and_sync<S: Storage>(opened: &mut OpenedJournal<S>, records: usize) {
     let record = [b'x'; RECORD_BYTES];
     for _ in 0..records {
         opened.journal.append(opened.next_position, &record);

@@ -6,14 +6,14 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use penstock_journal::{DiskStorage, FORMAT_VERSION, Journal, JournalOptions, Opened};
+use penstock_journal::{DiskStorage, FORMAT_VERSION, Journal, JournalOptions, OpenedJournal};
 
 /// One who makes a journal, step by step.
 struct Maker {
     path: PathBuf,
     segment_bytes: u64,
     /// `None`: no process has it open.
-    opened: Option<Opened<DiskStorage>>,
+    opened: Option<OpenedJournal<DiskStorage>>,
 }
 
 impl Maker {
@@ -32,7 +32,7 @@ impl Maker {
         self.opened = Some(opened.expect("it opens"));
     }
 
-    fn opened(&mut self) -> &mut Opened<DiskStorage> {
+    fn opened(&mut self) -> &mut OpenedJournal<DiskStorage> {
         self.opened.as_mut().expect("it is open")
     }
 
@@ -115,9 +115,9 @@ fn files(path: &Path) -> Vec<PathBuf> {
     files
 }
 
-type Shape = (&'static str, fn(&mut Maker));
+type GoldenShape = (&'static str, fn(&mut Maker));
 
-const SHAPES: &[Shape] = &[
+const SHAPES: &[GoldenShape] = &[
     ("empty", |_| {}),
     ("one-record", |maker| maker.commit(&[100])),
     ("one-segment", |maker| {

@@ -53,21 +53,21 @@ macro_rules! layout {
         pub(crate) struct $name { $($(#[$field_about])* pub $field: $type,)* }
 
         impl $name {
-            pub const BYTES: usize = 0 $(+ <$type as Field>::BYTES)*;
+            pub const BYTES: usize = 0 $(+ <$type as DiskField>::BYTES)*;
             #[cfg(test)]
-            const FIELDS: &[(&str, usize)] = &[$((stringify!($field), <$type as Field>::BYTES)),*];
+            const FIELDS: &[(&str, usize)] = &[$((stringify!($field), <$type as DiskField>::BYTES)),*];
 
             fn put(&self, out: &mut [u8; Self::BYTES]) {
                 let rest = &mut out[..];
-                $(let (field, rest) = rest.split_at_mut(<$type as Field>::BYTES);
+                $(let (field, rest) = rest.split_at_mut(<$type as DiskField>::BYTES);
                 self.$field.put(field);)*
                 debug_assert!(rest.is_empty());
             }
 
             fn get(bytes: &[u8; Self::BYTES]) -> Self {
                 let rest = &bytes[..];
-                $(let (field, rest) = rest.split_at(<$type as Field>::BYTES);
-                let $field = <$type as Field>::get(field);)*
+                $(let (field, rest) = rest.split_at(<$type as DiskField>::BYTES);
+                let $field = <$type as DiskField>::get(field);)*
                 debug_assert!(rest.is_empty());
                 Self { $($field),* }
             }
@@ -100,7 +100,7 @@ layout! {
         previous: u32,
         /// How many segments before this one still count.
         older_segments: u32,
-        reserved: Reserved<4000>,
+        reserved: ReservedBytes<4000>,
         checksum: u32,
     }
 }
@@ -143,7 +143,7 @@ layout! {
         segment: u64,
         /// The number of the last batch, once the journal is closed in order; 0 while it is in use.
         closed_through: u64,
-        unused: Reserved<12>,
+        unused: ReservedBytes<12>,
         checksum: u32,
     }
 }
@@ -246,7 +246,7 @@ impl NewestSlot {
             generation: 0,
             segment,
             closed_through: 0,
-            unused: Reserved,
+            unused: ReservedBytes,
             checksum: 0,
         }
     }
@@ -303,7 +303,7 @@ impl TryFrom<u8> for RecordKind {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Record<'a> {
+pub(crate) struct RecordPart<'a> {
     pub kind: RecordKind,
     pub position: u64,
     pub payload: &'a [u8],
@@ -316,7 +316,7 @@ impl RecordHeader {
     }
 }
 
-impl<'a> Record<'a> {
+impl<'a> RecordPart<'a> {
     const CHECKED_FROM: usize = u32::BYTES;
 
     pub fn encode_into(&self, out: &mut Vec<u8>) {
@@ -377,7 +377,7 @@ pub(crate) fn segment_number(name: &str) -> Option<u64> {
 }
 
 /// A value of a fixed size on disk.
-trait Field: Sized {
+trait DiskField: Sized {
     const BYTES: usize;
     fn put(&self, out: &mut [u8]);
     /// `bytes` is exactly `BYTES` long.
@@ -386,7 +386,7 @@ trait Field: Sized {
 
 macro_rules! number_fields {
     ($($type:ty)*) => { $(
-        impl Field for $type {
+        impl DiskField for $type {
             const BYTES: usize = size_of::<$type>();
 
             fn put(&self, out: &mut [u8]) {
@@ -405,7 +405,7 @@ number_fields!(u8 u32 u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct U24(pub u32);
 
-impl Field for U24 {
+impl DiskField for U24 {
     const BYTES: usize = 3;
 
     fn put(&self, out: &mut [u8]) {
@@ -418,7 +418,7 @@ impl Field for U24 {
     }
 }
 
-impl<const N: usize> Field for [u8; N] {
+impl<const N: usize> DiskField for [u8; N] {
     const BYTES: usize = N;
 
     fn put(&self, out: &mut [u8]) {
@@ -432,9 +432,9 @@ impl<const N: usize> Field for [u8; N] {
 
 /// Bytes without a meaning yet, written as zeros.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Reserved<const N: usize>;
+pub(crate) struct ReservedBytes<const N: usize>;
 
-impl<const N: usize> Field for Reserved<N> {
+impl<const N: usize> DiskField for ReservedBytes<N> {
     const BYTES: usize = N;
 
     fn put(&self, out: &mut [u8]) {
@@ -566,7 +566,7 @@ mod tests {
         let bytes = batch.encode();
         assert_eq!(BatchHeader::decode(&bytes), Some(batch));
 
-        let record = Record {
+        let record = RecordPart {
             kind: RecordKind::First,
             position: 1 << 40,
             payload: b"water",
@@ -574,8 +574,8 @@ mod tests {
         let mut bytes = Vec::new();
         record.encode_into(&mut bytes);
         bytes.extend_from_slice(b"rest");
-        assert_eq!(Record::decode(&bytes), Ok((record, &b"rest"[..])));
-        assert!(Record::decode(&[0; 64]).is_err(), "zeros are no record");
+        assert_eq!(RecordPart::decode(&bytes), Ok((record, &b"rest"[..])));
+        assert!(RecordPart::decode(&[0; 64]).is_err(), "zeros are no record");
     }
 
     #[test]

@@ -2,8 +2,8 @@
 
 use crate::format::{FIRST_BATCH, NewestSlot, segment_name};
 use crate::open_error::OpenError;
-use crate::read::{SegmentImage, read_header};
 use crate::recovery::{Found, RecoveryReport, check_nothing, recover};
+use crate::scan::{SegmentImage, read_header};
 use crate::storage::Storage;
 
 /// Report that `penstock journal check` prints.

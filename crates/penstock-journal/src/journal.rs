@@ -8,10 +8,11 @@ use std::sync::Arc;
 use penstock_faults::perhaps;
 
 use crate::format::{
-    BatchHeader, FIRST_BATCH, LONGEST_PART, PAGE, Record, RecordHeader, RecordKind, batch_aligned,
+    BatchHeader, FIRST_BATCH, LONGEST_PART, PAGE, RecordHeader, RecordKind, RecordPart,
+    batch_aligned,
 };
-use crate::index::{Index, Mark, ReadAt, Spacing};
-use crate::spares::{Shared, Space};
+use crate::marks::{ReadAt, RecordIndex, RecordMark, Spacing};
+use crate::spares::{SharedSpares, Space};
 
 /// A journal's sizes. The defaults suit everybody but tests.
 #[derive(Clone, Debug)]
@@ -59,7 +60,7 @@ impl Default for JournalOptions {
 impl JournalOptions {
     /// On a small file system segments are smaller, or the reserves would take too much of it; and so is
     /// what the journal keeps beyond the live data.
-    pub fn suit_disk(&mut self, disk_bytes: u64) {
+    pub fn fit_to_disk(&mut self, disk_bytes: u64) {
         self.dead_bytes = self.dead_bytes.min(disk_bytes / 16);
         let share = (disk_bytes / 64).max(2 << 20);
         let share = 1 << (u64::BITS - 1 - share.leading_zeros());
@@ -132,11 +133,11 @@ pub struct Journal {
     /// In the life of this process.
     appended_bytes: u64,
     reclaim: Reclaim,
-    shared: Arc<Shared>,
+    shared: Arc<SharedSpares>,
     free_bytes: FreeBytes,
     /// All goes into one segment, however much it is.
     rolls: bool,
-    index: Index,
+    index: RecordIndex,
     spacing: Spacing,
 }
 
@@ -149,7 +150,7 @@ enum Reclaim {
     /// Segments up to this one are to go, if that is what it takes; this much was live when it began.
     Through { last: u64, live_bytes: u64 },
     /// Bytes appended and bytes live when it ended.
-    Rested {
+    Idle {
         since_bytes: u64,
         live_bytes: u64,
         was_tight: bool,
@@ -224,8 +225,8 @@ impl Journal {
         segments: VecDeque<Segment>,
         sequence: u64,
         next_position: u64,
-        index: Index,
-        shared: Arc<Shared>,
+        index: RecordIndex,
+        shared: Arc<SharedSpares>,
     ) -> Self {
         Self {
             longest_body: options.longest_body(),
@@ -245,7 +246,7 @@ impl Journal {
             synced_through: next_position - 1,
             watermark_owed: false,
             appended_bytes: 0,
-            reclaim: Reclaim::Rested {
+            reclaim: Reclaim::Idle {
                 since_bytes: 0,
                 live_bytes: u64::MAX,
                 was_tight: false,
@@ -263,7 +264,7 @@ impl Journal {
     pub fn append(&mut self, position: u64, record: &[u8]) {
         assert_eq!(position, self.next_position, "a record is out of order");
         if record.len() <= self.longest_part {
-            let record = Record {
+            let record = RecordPart {
                 kind: RecordKind::Whole,
                 position,
                 payload: record,
@@ -279,7 +280,7 @@ impl Journal {
                     index if index == last => RecordKind::Last,
                     _ => RecordKind::Middle,
                 };
-                let part = Record {
+                let part = RecordPart {
                     kind,
                     position,
                     payload,
@@ -291,7 +292,7 @@ impl Journal {
     }
 
     /// `skipped`: how much of its payload came before.
-    fn push(&mut self, record: Record<'_>, skipped: u64) {
+    fn push(&mut self, record: RecordPart<'_>, skipped: u64) {
         let bytes = RecordHeader::BYTES + record.payload.len();
         let is_full = self.filling.body.len() + bytes > self.longest_body();
         if self.filling.count > 0 && (is_full || perhaps!("tiny-batch")) {
@@ -327,7 +328,7 @@ impl Journal {
     pub fn take_batch(&mut self) -> Option<Batch> {
         if let Some(filling) = self.closed.pop_front() {
             self.closed_bytes -= filling.body.len();
-            return Some(self.place(filling, false));
+            return Some(self.assign_place(filling, false));
         }
         if self.filling.is_empty() {
             return None;
@@ -339,7 +340,7 @@ impl Journal {
             ..Filling::default()
         };
         let filling = std::mem::replace(&mut self.filling, next);
-        Some(self.place(filling, false))
+        Some(self.assign_place(filling, false))
     }
 
     /// A batch without records, whose watermark proves that the last records were synced. Call
@@ -349,11 +350,11 @@ impl Journal {
     pub fn watermark_batch(&mut self) -> Option<Batch> {
         let idle = self.waiting_bytes() == 0 && self.synced_through == self.taken_through;
         let begins_a_page = true;
-        (idle && self.watermark_owed).then(|| self.place(Filling::default(), begins_a_page))
+        (idle && self.watermark_owed).then(|| self.assign_place(Filling::default(), begins_a_page))
     }
 
     /// Decides where a batch goes: behind the last one, or first in a new segment.
-    fn place(&mut self, mut filling: Filling, begins_a_page: bool) -> Batch {
+    fn assign_place(&mut self, mut filling: Filling, begins_a_page: bool) -> Batch {
         if filling.count == 0 {
             filling.first_position = self.next_position;
             filling.base_position = self.next_position;
@@ -361,7 +362,7 @@ impl Journal {
         }
         self.untaken_drops -= filling.drops.len() as u32;
         let bytes = (BatchHeader::BYTES + filling.body.len()) as u64;
-        self.learn_size();
+        self.update_active_size();
         if begins_a_page {
             self.end = self.end.next_multiple_of(PAGE);
         }
@@ -395,7 +396,7 @@ impl Journal {
             }
         }
         for (position, skipped, offset) in filling.marks {
-            self.index.add(Mark {
+            self.index.add(RecordMark {
                 position,
                 skipped,
                 segment: batch.segment,
@@ -421,7 +422,7 @@ impl Journal {
     }
 
     /// How large the file is that the writer has taken for the active segment.
-    fn learn_size(&mut self) {
+    fn update_active_size(&mut self) {
         let active = self.segments.back_mut().expect("a journal has a segment");
         if let Some(bytes) = self.shared.bytes_of(active.number) {
             active.bytes = bytes;
@@ -465,7 +466,7 @@ impl Journal {
             .saturating_sub(self.waiting_bytes() as u64)
     }
 
-    pub(crate) fn ask_for_free_bytes(&mut self, free_bytes: FreeBytes) {
+    pub(crate) fn set_free_bytes_source(&mut self, free_bytes: FreeBytes) {
         self.free_bytes = free_bytes;
     }
 
@@ -521,14 +522,14 @@ impl Journal {
             let is_enough = total_bytes <= allowed_bytes - allowed_bytes / 8;
             if is_enough || oldest.number > last || oldest.number == newest {
                 // What is gone since it began may have been carried forward before.
-                self.reclaim = Reclaim::Rested {
+                self.reclaim = Reclaim::Idle {
                     since_bytes: self.appended_bytes,
                     live_bytes: live_bytes.max(were_live_bytes),
                     was_tight: is_tight,
                 };
             }
         }
-        if let Reclaim::Rested {
+        if let Reclaim::Idle {
             since_bytes,
             live_bytes: were_live_bytes,
             was_tight,
@@ -576,7 +577,7 @@ impl Journal {
         self.index.forget_segment(oldest.number);
     }
 
-    /// Places of bytes of a record's payload, without reading them: for [`crate::Reader::read`], on a
+    /// Places of bytes of a record's payload, without reading them: for [`crate::RecordReader::read`], on a
     /// thread of its own. The record must be synced, and stand in a segment that was not dropped.
     pub fn reads(&self, position: u64, range: Range<u64>) -> ReadAt {
         assert!(
@@ -591,7 +592,7 @@ impl Journal {
 
     /// Recovery has written and synced all records up to `through`, and the new segment's header
     /// proves it: no watermark is owed.
-    pub(crate) fn rewritten(&mut self, through: u64) {
+    pub(crate) fn mark_rewritten(&mut self, through: u64) {
         self.synced_through = through;
         self.watermark_owed = false;
     }

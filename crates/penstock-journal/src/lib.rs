@@ -1,7 +1,7 @@
 //! Penstock's durable file: segments of batches of records, on disk before anything rests on them.
 //!
 //! [`Journal`] gathers records on the core's thread, [`Writer`] writes and syncs them on its own,
-//! [`Reader`] reads single ones back, [`Journal::open`] brings back what a crash left, [`fsck()`] looks without touching. What a record
+//! [`RecordReader`] reads single ones back, [`Journal::open`] brings back what a crash left, [`fsck()`] looks without touching. What a record
 //! means is none of the journal's business: it keeps bytes, numbered without gaps.
 //!
 //! The bytes on disk are drawn in `docs/internals/journal.md`.
@@ -13,17 +13,17 @@ mod format;
 mod fsck;
 #[cfg(feature = "hostile")]
 pub mod hostile;
-mod index;
 mod journal;
+mod marks;
 mod newest;
 mod open;
 mod open_error;
-mod read;
 mod reader;
 mod recovery;
 mod repair;
 mod reserve;
 mod salvage;
+mod scan;
 pub mod sim;
 mod spares;
 mod storage;
@@ -32,11 +32,11 @@ mod writer;
 
 pub use format::{FORMAT_VERSION, KNOWN_FEATURES};
 pub use fsck::{Damage, FsckReport, SegmentReport, fsck};
-pub use index::ReadAt;
 pub use journal::{Batch, Journal, JournalOptions};
-pub use open::Opened;
+pub use marks::ReadAt;
+pub use open::OpenedJournal;
 pub use open_error::OpenError;
-pub use reader::{ReadError, Reader};
+pub use reader::{ReadError, RecordReader};
 pub use recovery::{NotReplayed, RecoveryReport, Replay, Replayed};
 pub use repair::{RepairError, RepairReport, repair};
 pub use salvage::Lost;

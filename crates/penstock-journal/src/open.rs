@@ -17,7 +17,7 @@ use crate::newest::{NEWEST, Newest};
 use crate::open_error::OpenError;
 use crate::recovery::{Found, Recovered, RecoveryReport, Replay, check_nothing, recover};
 use crate::reserve::{give_up_reserve, making_room};
-use crate::spares::{Shared, Spares, fill, is_full};
+use crate::spares::{SharedSpares, Spares, fill, is_full};
 use crate::storage::{Storage, StoredFile};
 use crate::upgrade::{begin_format, older_format};
 use crate::writer::{ActiveSegment, Chain, NewSegment, Writer};
@@ -27,7 +27,7 @@ use crate::writer::{ActiveSegment, Chain, NewSegment, Writer};
 pub(crate) const UNFINISHED: &str = "opening.partial";
 
 /// A journal that is ready to be written.
-pub struct Opened<S: Storage> {
+pub struct OpenedJournal<S: Storage> {
     pub journal: Journal,
     pub writer: Writer<S>,
     pub report: RecoveryReport,
@@ -47,7 +47,7 @@ impl Journal {
         storage: S,
         options: JournalOptions,
         replay: &mut Replay<'_>,
-    ) -> Result<Opened<S>, OpenError> {
+    ) -> Result<OpenedJournal<S>, OpenError> {
         let location = storage.location();
         let lock = storage.lock().map_err(OpenError::io("lock", &location))?;
         let mut lock = lock.ok_or(OpenError::Locked { location })?;
@@ -81,7 +81,7 @@ pub(crate) fn resume<S: Storage>(
     lock: S::Lock,
     options: JournalOptions,
     replay: &mut Replay<'_>,
-) -> Result<Opened<S>, OpenError> {
+) -> Result<OpenedJournal<S>, OpenError> {
     let found = Found::list(&storage)?;
     let recovered = match found.segments.is_empty() {
         false => recover(&storage, &found, replay)?,
@@ -100,7 +100,7 @@ pub(crate) fn start<S: Storage>(
     options: JournalOptions,
     mut found: Found,
     mut recovered: Recovered,
-) -> Result<Opened<S>, OpenError> {
+) -> Result<OpenedJournal<S>, OpenError> {
     if found.unfinished {
         storage
             .remove(UNFINISHED)
@@ -125,7 +125,7 @@ pub(crate) fn start<S: Storage>(
         segment.base_position = later;
     }
 
-    let shared = Shared::new(&options);
+    let shared = SharedSpares::new(&options);
     let mut journal = Journal::resume(
         &options,
         epoch,
@@ -143,9 +143,9 @@ pub(crate) fn start<S: Storage>(
         batches.extend(std::iter::from_fn(|| journal.take_batch()));
     });
     let next_position = base_position + recovered.unproven.len() as u64;
-    journal.rewritten(next_position - 1);
+    journal.mark_rewritten(next_position - 1);
     let asked = storage.clone();
-    journal.ask_for_free_bytes(Box::new(move || asked.free_bytes()));
+    journal.set_free_bytes_source(Box::new(move || asked.free_bytes()));
 
     let name = segment_name(number);
     let opening = Opening {
@@ -188,7 +188,7 @@ pub(crate) fn start<S: Storage>(
         dropped.map_err(OpenError::io("drop", &segment_name(leftover)))?;
     }
     let active = ActiveSegment { file, name, number };
-    Ok(Opened {
+    Ok(OpenedJournal {
         journal,
         writer: Writer::resume(
             storage,

@@ -18,7 +18,7 @@ use crate::format::{
     BatchHeader, FIRST_BATCH, PAGE, RecordHeader, RecordKind, batch_aligned, batch_tag,
     segment_name,
 };
-use crate::index::{Mark, ReadAt};
+use crate::marks::{ReadAt, RecordMark};
 use crate::storage::{Storage, StoredFile};
 
 /// Bytes read from a file at a time.
@@ -44,7 +44,7 @@ pub enum ReadError {
 }
 
 /// Reads what [`crate::Journal::reads`] has found, with a few blocks of memory.
-pub struct Reader<S: Storage> {
+pub struct RecordReader<S: Storage> {
     blocks: Blocks<S>,
     tag: u32,
     /// End of the last walk, so that the next one in rising order need not begin at its mark.
@@ -83,7 +83,7 @@ impl Found {
     }
 }
 
-impl<S: Storage> Reader<S> {
+impl<S: Storage> RecordReader<S> {
     pub(crate) fn new(storage: S, journal_id: [u8; 16], dropped_through: Arc<AtomicU64>) -> Self {
         Self {
             blocks: Blocks {
@@ -150,7 +150,7 @@ impl<S: Storage> Reader<S> {
     }
 
     /// Walks to the record, or to the part of it that holds `byte` of its payload.
-    fn find(&mut self, mark: &Mark, position: u64, byte: u64) -> Result<Found, ReadError> {
+    fn find(&mut self, mark: &RecordMark, position: u64, byte: u64) -> Result<Found, ReadError> {
         let mut cursor = match self.cursor {
             Some(cursor)
                 if cursor.segment == mark.segment
@@ -206,7 +206,7 @@ impl<S: Storage> Reader<S> {
         }
     }
 
-    fn begin(&mut self, mark: &Mark) -> Result<Cursor, ReadError> {
+    fn begin(&mut self, mark: &RecordMark) -> Result<Cursor, ReadError> {
         let header = self.batch_header(mark.segment, mark.batch)?;
         Ok(Cursor {
             segment: mark.segment,

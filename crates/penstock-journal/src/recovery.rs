@@ -11,15 +11,15 @@ use std::collections::VecDeque;
 use penstock_faults::planted;
 
 use crate::format::{
-    FIRST_BATCH, Format, NewestSlot, Record, RecordKind, SegmentHeader, segment_name,
+    FIRST_BATCH, Format, NewestSlot, RecordKind, RecordPart, SegmentHeader, segment_name,
     segment_number,
 };
-use crate::index::{Index, Mark, Spacing};
 use crate::journal::Segment;
+use crate::marks::{RecordIndex, RecordMark, Spacing};
 use crate::newest::NEWEST;
 use crate::open::UNFINISHED;
 use crate::open_error::OpenError;
-use crate::read::{SegmentImage, read_header};
+use crate::scan::{SegmentImage, read_header};
 use crate::spares::Spares;
 use crate::storage::Storage;
 use crate::writer::Chain;
@@ -110,7 +110,7 @@ pub(crate) struct Recovered {
     /// Chain at the last batch that is proven to be on disk.
     pub proven: Chain,
     /// Index of the records up to that batch.
-    pub index: Index,
+    pub index: RecordIndex,
     /// Records behind that batch, and the position of the first record that is not proven.
     pub unproven: Vec<Vec<u8>>,
     pub base_position: u64,
@@ -132,7 +132,7 @@ impl Recovered {
                 sequence: 0,
                 previous: 0,
             },
-            index: Index::default(),
+            index: RecordIndex::default(),
             unproven: Vec::new(),
             base_position: 1,
         }
@@ -191,7 +191,7 @@ pub(crate) fn recover<S: Storage>(
     headers.push(last.header);
 
     let mut joiner = Joiner::new(&headers[0], tail.proven, replay);
-    let mut index = Index::default();
+    let mut index = RecordIndex::default();
     let mut spacing = Spacing::default();
     let mut counted = VecDeque::new();
     let mut proven = last.first_link();
@@ -222,7 +222,7 @@ pub(crate) fn recover<S: Storage>(
                     let skipped = joiner.skipped(&record);
                     let must = skipped > 0 || !index.knows(header.segment);
                     if spacing.is_due(record.payload.len(), must) {
-                        index.add(Mark {
+                        index.add(RecordMark {
                             position: record.position,
                             skipped,
                             segment: header.segment,
@@ -394,7 +394,7 @@ impl<'a> Joiner<'a> {
     }
 
     /// How much of the record's payload came before this part.
-    fn skipped(&self, record: &Record<'_>) -> u64 {
+    fn skipped(&self, record: &RecordPart<'_>) -> u64 {
         let is_further = !record.kind.begins();
         let before = self.parts.as_ref().filter(|_| is_further);
         before.map_or(0, |parts| parts.len() as u64)
@@ -404,7 +404,7 @@ impl<'a> Joiner<'a> {
         &mut self,
         sequence: u64,
         format: u32,
-        record: Record<'_>,
+        record: RecordPart<'_>,
         damaged: impl Fn(&str) -> OpenError,
     ) -> Result<(), OpenError> {
         let position = record.position;

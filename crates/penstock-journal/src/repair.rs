@@ -21,11 +21,11 @@ use std::path::{Path, PathBuf};
 use crate::format::{Format, segment_name, segment_number};
 use crate::journal::JournalOptions;
 use crate::newest::NEWEST;
-use crate::open::{Opened, resume, start};
+use crate::open::{OpenedJournal, resume, start};
 use crate::open_error::OpenError;
-use crate::read::{read_header, stated_header};
 use crate::recovery::{Found, Recovered, check_nothing, recover};
 use crate::salvage::{Lost, Salvage, salvage};
+use crate::scan::{read_header, stated_header};
 use crate::storage::{DiskStorage, Storage};
 use crate::upgrade::begin_format;
 use crate::writer::WriteError;
@@ -219,7 +219,7 @@ pub(crate) fn write_anew<S: Storage, T: Storage>(
         recovered,
     )?);
     // Each record stays in its format. The journal is ready for what an upgrade must come before.
-    let mut go_over_to = |opened: &mut Option<Opened<T>>, version| {
+    let mut go_over_to = |opened: &mut Option<OpenedJournal<T>>, version| {
         if version > format.version {
             let lock = finish(opened.take().expect("it is open"))?;
             let (_, lock) = begin_format(target, lock, options, version)?;
@@ -271,13 +271,13 @@ pub(crate) fn write_anew<S: Storage, T: Storage>(
 }
 
 /// Writes and syncs what waits, and gives up all but the lock.
-fn finish<S: Storage>(mut opened: Opened<S>) -> Result<S::Lock, WriteError> {
+fn finish<S: Storage>(mut opened: OpenedJournal<S>) -> Result<S::Lock, WriteError> {
     write_waiting(&mut opened)?;
     opened.writer.sync()?;
     Ok(opened.writer.into_lock())
 }
 
-fn write_waiting<S: Storage>(opened: &mut Opened<S>) -> Result<(), WriteError> {
+fn write_waiting<S: Storage>(opened: &mut OpenedJournal<S>) -> Result<(), WriteError> {
     while let Some(batch) = opened.journal.take_batch() {
         opened.writer.write(&batch)?;
     }

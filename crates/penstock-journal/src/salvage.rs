@@ -5,12 +5,12 @@
 //! follow each other from there to the end of the batch.
 
 use crate::format::{
-    BATCH_ALIGN, BatchHeader, FIRST_BATCH, Format, NewestSlot, Record, RecordHeader, RecordKind,
-    SegmentHeader, batch_tag, segment_name,
+    BATCH_ALIGN, BatchHeader, FIRST_BATCH, Format, NewestSlot, RecordHeader, RecordKind,
+    RecordPart, SegmentHeader, batch_tag, segment_name,
 };
 use crate::open_error::OpenError;
-use crate::read::{Flaw, SegmentImage, read_damaged_header};
 use crate::recovery::{Found, Replayed};
+use crate::scan::{Flaw, SegmentImage, read_damaged_header};
 use crate::storage::Storage;
 
 /// Records that can't be brought back.
@@ -310,7 +310,7 @@ impl Salvager<'_> {
         let mut bad_from = None;
         while at < end {
             let expected = self.next.unwrap_or(0);
-            let sound = Record::decode(&bytes[at as usize..])
+            let sound = RecordPart::decode(&bytes[at as usize..])
                 .ok()
                 .filter(|(record, _)| {
                     let is_next = record.position == expected;
@@ -379,7 +379,7 @@ impl Salvager<'_> {
         }
     }
 
-    fn take(&mut self, record: Record<'_>) -> Result<(), OpenError> {
+    fn take(&mut self, record: RecordPart<'_>) -> Result<(), OpenError> {
         let position = record.position;
         if self.next.is_some_and(|next| position < next) {
             // Written again later, or what is left of a record that began in a dropped segment.
@@ -470,7 +470,7 @@ fn resume(bytes: &[u8], from: u64, after: u64, limit: u64, slack: u64) -> Option
         let mut last = position;
         let mut count = 0;
         while rest.len() as u64 >= RecordHeader::BYTES as u64 {
-            let Ok((record, behind)) = Record::decode(rest) else {
+            let Ok((record, behind)) = RecordPart::decode(rest) else {
                 break;
             };
             if record.position != last && record.position != last + 1 {

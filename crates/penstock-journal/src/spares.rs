@@ -17,7 +17,7 @@ use crate::reserve;
 use crate::storage::{Storage, StoredFile};
 
 /// Smallest size of a spare: the longest part of a record, with all the headers around it.
-const LEAST_BYTES: u64 = 2 << 20;
+const MIN_BYTES: u64 = 2 << 20;
 /// Bytes of a segment that are used before spares are prepared.
 const HARDLY_USED_BYTES: u64 = 64 << 10;
 /// The bytes that are written at a time to fill a file.
@@ -59,13 +59,13 @@ pub fn is_full(error: &io::Error) -> bool {
 /// roll costs the writer a rename and not the filling of a file.
 pub struct Spares<S: Storage> {
     storage: S,
-    shared: Arc<Shared>,
+    shared: Arc<SharedSpares>,
 }
 
 /// State that the threads of the core, the writer and the preparation share.
 #[derive(Debug, Default)]
-pub(crate) struct Shared {
-    state: Mutex<State>,
+pub(crate) struct SharedSpares {
+    state: Mutex<SpareState>,
     /// Repeats what follows from the state, to be asked without waiting.
     space: AtomicU8,
     ready: AtomicU64,
@@ -77,14 +77,14 @@ pub(crate) struct Shared {
 }
 
 #[derive(Debug, Default)]
-struct State {
-    ready: VecDeque<Ready>,
+struct SpareState {
+    ready: VecDeque<ReadySpare>,
     /// How many are kept.
-    at_most: usize,
+    kept_count: usize,
     /// The size of the next one.
     next_bytes: u64,
-    least_bytes: u64,
-    most_bytes: u64,
+    min_bytes: u64,
+    max_bytes: u64,
     /// There was no space for one more, or for a batch, and what is to be kept is not all there again yet.
     is_full: bool,
     /// The size of the file that is removed to make room, and whether it is there. 0: none is kept.
@@ -97,27 +97,27 @@ struct State {
 }
 
 #[derive(Clone, Debug)]
-struct Ready {
+struct ReadySpare {
     name: String,
     bytes: u64,
     /// This process knows that all of it is on disk.
-    is_safe: bool,
+    is_synced: bool,
 }
 
 /// A file that was removed to make room.
 enum Spent {
     Reserve,
-    Spare(Ready),
+    Spare(ReadySpare),
 }
 
-impl State {
+impl SpareState {
     fn new(options: &JournalOptions) -> Self {
-        let least_bytes = LEAST_BYTES.min(options.segment_bytes);
+        let min_bytes = MIN_BYTES.min(options.segment_bytes);
         Self {
-            at_most: options.spares,
-            next_bytes: least_bytes,
-            least_bytes,
-            most_bytes: options.segment_bytes,
+            kept_count: options.spares,
+            next_bytes: min_bytes,
+            min_bytes,
+            max_bytes: options.segment_bytes,
             reserve_bytes: options.reserve_bytes,
             margin_bytes: options.margin_bytes,
             ..Self::default()
@@ -132,26 +132,26 @@ impl State {
 
     fn space(&self) -> Space {
         // Without a reserve, or while a batch found no room, new work is refused though no spare is missing.
-        let missing = self.at_most.saturating_sub(self.ready.len()).max(1);
+        let missing = self.kept_count.saturating_sub(self.ready.len()).max(1);
         match self.is_full {
             true => Space::ALL[missing.min(Space::ALL.len() - 1)],
             false => Space::Plenty,
         }
     }
 
-    fn add(&mut self, spare: Ready) {
+    fn add(&mut self, spare: ReadySpare) {
         self.ready.push_back(spare);
-        self.look_again();
+        self.recheck_full();
     }
 
     /// Not before all is there: or new work would be let in and thrown out in turns.
-    fn look_again(&mut self) {
-        self.is_full &= self.wants_reserve() || self.ready.len() < self.at_most;
+    fn recheck_full(&mut self) {
+        self.is_full &= self.wants_reserve() || self.ready.len() < self.kept_count;
     }
 
     /// How much must be free for all that is to be kept and is not there.
     fn missing_bytes(&self) -> u64 {
-        let spares = self.at_most.saturating_sub(self.ready.len()) as u64 * self.next_bytes;
+        let spares = self.kept_count.saturating_sub(self.ready.len()) as u64 * self.next_bytes;
         match (spares, self.wants_reserve()) {
             (0, false) => 0,
             (spares, false) => spares + self.margin_bytes,
@@ -164,10 +164,10 @@ impl State {
     }
 }
 
-impl Shared {
+impl SharedSpares {
     pub fn new(options: &JournalOptions) -> Arc<Self> {
         let shared = Self::default();
-        *shared.lock() = State::new(options);
+        *shared.lock() = SpareState::new(options);
         shared.publish(&shared.lock());
         Arc::new(shared)
     }
@@ -202,7 +202,7 @@ impl Shared {
         self.active.store(segment, Ordering::Release);
     }
 
-    fn publish(&self, state: &State) {
+    fn publish(&self, state: &SpareState) {
         self.space.store(state.space() as u8, Ordering::Release);
         self.ready
             .store(state.ready.len() as u64, Ordering::Relaxed);
@@ -210,12 +210,12 @@ impl Shared {
         self.largest_batch.store(room, Ordering::Relaxed);
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, SpareState> {
         // Whoever panicked meanwhile has not left the list half changed.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+    fn change<T>(&self, change: impl FnOnce(&mut SpareState) -> T) -> T {
         let mut state = self.lock();
         let result = change(&mut state);
         self.publish(&state);
@@ -252,23 +252,23 @@ impl<S: Storage> Spares<S> {
     /// or what is live in one would not fit into them when it is carried forward.
     pub(crate) fn resume(
         storage: S,
-        shared: Arc<Shared>,
+        shared: Arc<SharedSpares>,
         left: Vec<String>,
         largest_segment: u64,
     ) -> io::Result<Self> {
         let spares = Self { storage, shared };
         spares.shared.change(|state| {
-            let largest = largest_segment.min(state.most_bytes);
+            let largest = largest_segment.min(state.max_bytes);
             state.next_bytes = state.next_bytes.max(largest);
             for name in left {
                 let bytes = spares.storage.open(&name)?.size()?;
                 state.fresh = state.fresh.max(fresh_number(&name));
-                let fits = (state.least_bytes..=state.most_bytes).contains(&bytes);
-                match fits && state.ready.len() < state.at_most {
-                    true => state.add(Ready {
+                let fits = (state.min_bytes..=state.max_bytes).contains(&bytes);
+                match fits && state.ready.len() < state.kept_count {
+                    true => state.add(ReadySpare {
                         name,
                         bytes,
-                        is_safe: false,
+                        is_synced: false,
                     }),
                     false => spares.storage.remove(&name)?,
                 }
@@ -289,7 +289,7 @@ impl<S: Storage> Spares<S> {
     pub fn wanted(&self) -> bool {
         let is_used = self.shared.is_used.load(Ordering::Relaxed);
         let state = self.shared.lock();
-        let is_short = state.wants_reserve() || state.ready.len() < state.at_most;
+        let is_short = state.wants_reserve() || state.ready.len() < state.kept_count;
         state.is_full || is_used && is_short
     }
 
@@ -329,7 +329,7 @@ impl<S: Storage> Spares<S> {
             reserve::make(&self.storage, reserve_bytes)?;
             self.shared.change(|state| {
                 state.has_reserve = true;
-                state.look_again();
+                state.recheck_full();
             });
             return Ok(());
         }
@@ -337,16 +337,16 @@ impl<S: Storage> Spares<S> {
         let synced = spare.file.sync();
         synced.inspect_err(|_| drop(self.storage.remove(&spare.name)))?;
         self.shared.change(|state| {
-            if state.ready.len() >= state.at_most {
+            if state.ready.len() >= state.kept_count {
                 // It was only to see whether there is room again.
                 self.storage.remove(&spare.name)?;
-                state.look_again();
+                state.recheck_full();
                 return Ok(());
             }
-            state.add(Ready {
+            state.add(ReadySpare {
                 name: spare.name,
                 bytes,
-                is_safe: true,
+                is_synced: true,
             });
             Ok(())
         })
@@ -405,7 +405,7 @@ impl<S: Storage> Spares<S> {
     pub(crate) fn take(&self, needed: u64) -> io::Result<Spare<S::File>> {
         let unknown = {
             let state = self.shared.lock();
-            let some = 1..state.at_most;
+            let some = 1..state.kept_count;
             (!state.is_full && some.contains(&state.ready.len())).then_some(state.next_bytes)
         };
         if let Some(bytes) = unknown {
@@ -415,34 +415,34 @@ impl<S: Storage> Spares<S> {
             }
         }
         let (ready, least) = self.shared.change(|state| {
-            let fits = |spare: &Ready| spare.bytes >= needed;
+            let fits = |spare: &ReadySpare| spare.bytes >= needed;
             let place = state.ready.iter().position(fits);
             (
                 place.and_then(|place| state.ready.remove(place)),
-                state.least_bytes,
+                state.min_bytes,
             )
         });
-        if let Some(Ready {
+        if let Some(ReadySpare {
             name,
             bytes,
-            is_safe,
+            is_synced,
         }) = ready
         {
             let filled = self.storage.open(&name).and_then(|file| {
-                let from = if is_safe { bytes } else { 0 };
+                let from = if is_synced { bytes } else { 0 };
                 fill(&file, from, bytes)?;
                 Ok(file)
             });
             return match filled {
                 Ok(file) => Ok(Spare { name, file, bytes }),
                 Err(error) => {
-                    self.give_back(name, bytes);
+                    self.put_back(name, bytes);
                     Err(error)
                 }
             };
         }
         let bytes = least.max(needed.next_multiple_of(FILL_BYTES));
-        let most = self.shared.lock().most_bytes;
+        let most = self.shared.lock().max_bytes;
         self.create(bytes.min(most).max(needed))
             .inspect_err(|error| {
                 self.shared.change(|state| state.is_full |= is_full(error));
@@ -450,11 +450,11 @@ impl<S: Storage> Spares<S> {
     }
 
     /// Puts back a spare that could not be used. It is taken first the next time.
-    pub(crate) fn give_back(&self, name: String, bytes: u64) {
-        let spare = Ready {
+    pub(crate) fn put_back(&self, name: String, bytes: u64) {
+        let spare = ReadySpare {
             name,
             bytes,
-            is_safe: false,
+            is_synced: false,
         };
         self.shared.change(|state| state.ready.push_front(spare));
     }
@@ -462,7 +462,7 @@ impl<S: Storage> Spares<S> {
     /// A spare has become a segment: the next ones may be larger.
     pub(crate) fn rolled(&self) {
         self.shared.change(|state| {
-            state.next_bytes = (state.next_bytes * 2).min(state.most_bytes);
+            state.next_bytes = (state.next_bytes * 2).min(state.max_bytes);
         });
     }
 
@@ -471,8 +471,8 @@ impl<S: Storage> Spares<S> {
         let bytes = self.storage.open(segment)?.size()?;
         let name = format!("{number:016}{SPARE}");
         self.shared.change(|state| {
-            let fits = (state.smallest_bytes()..=state.most_bytes).contains(&bytes);
-            if state.ready.len() >= state.at_most || !fits {
+            let fits = (state.smallest_bytes()..=state.max_bytes).contains(&bytes);
+            if state.ready.len() >= state.kept_count || !fits {
                 return self.storage.remove(segment);
             }
             match self.storage.rename(segment, &name) {
@@ -480,10 +480,10 @@ impl<S: Storage> Spares<S> {
                 Err(error) if is_full(&error) => return self.storage.remove(segment),
                 renamed => renamed?,
             }
-            state.add(Ready {
+            state.add(ReadySpare {
                 name,
                 bytes,
-                is_safe: true,
+                is_synced: true,
             });
             Ok(())
         })

@@ -8,8 +8,8 @@ use crate::format::{FORMAT_VERSION, segment_name};
 use crate::journal::JournalOptions;
 use crate::open::start;
 use crate::open_error::OpenError;
-use crate::read::read_header;
 use crate::recovery::{Found, RecoveryReport, recover};
+use crate::scan::read_header;
 use crate::storage::Storage;
 
 /// Command to upgrade a journal: this and the directory.

@@ -19,10 +19,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crc32c::crc32c;
 use penstock_faults::planted;
 
-use crate::format::{BatchHeader, Format, MAGIC, Reserved, SegmentHeader, batch_tag, segment_name};
+use crate::format::{
+    BatchHeader, Format, MAGIC, ReservedBytes, SegmentHeader, batch_tag, segment_name,
+};
 use crate::journal::Batch;
 use crate::newest::{NEWEST, Newest};
-use crate::reader::Reader;
+use crate::reader::RecordReader;
 use crate::spares::{Spares, is_full};
 use crate::storage::{Storage, StoredFile};
 
@@ -137,7 +139,7 @@ impl NewSegment {
             epoch: self.epoch,
             previous: chain.previous,
             older_segments: self.older_segments,
-            reserved: Reserved,
+            reserved: ReservedBytes,
             checksum: 0,
         };
         header.encode()
@@ -198,7 +200,7 @@ impl<S: Storage> Writer<S> {
     pub fn close(&mut self) -> Result<(), WriteError> {
         self.unless_failed(|writer| {
             writer.sync_active()?;
-            writer.say_newest(writer.chain.sequence)
+            writer.record_newest(writer.chain.sequence)
         })
     }
 
@@ -208,9 +210,9 @@ impl<S: Storage> Writer<S> {
     }
 
     /// Makes a reader of records, for a thread of its own.
-    pub fn reader(&self) -> Reader<S> {
+    pub fn reader(&self) -> RecordReader<S> {
         let dropped_through = self.dropped_through.clone();
-        Reader::new(self.storage.clone(), self.chain.journal_id, dropped_through)
+        RecordReader::new(self.storage.clone(), self.chain.journal_id, dropped_through)
     }
 
     fn unless_failed(
@@ -237,7 +239,7 @@ impl<S: Storage> Writer<S> {
             self.roll(batch)?;
         }
         if !self.newest.names(self.active.number) {
-            self.say_newest(0)?;
+            self.record_newest(0)?;
         }
         let mut chain = self.chain;
         let header = chain.link(batch, self.durable);
@@ -294,10 +296,10 @@ impl<S: Storage> Writer<S> {
             durable_through: self.durable,
         };
         let header = header.header(&self.chain);
-        let give_back = |_: &_| self.spares.give_back(spare.name.clone(), spare.bytes);
+        let put_back = |_: &_| self.spares.put_back(spare.name.clone(), spare.bytes);
         let written = spare.file.write_at(0, &[&header]);
         let written = written.map_err(no_room_to("write to", &name));
-        written.inspect_err(give_back)?;
+        written.inspect_err(put_back)?;
         let synced = match planted!("name-before-sync") {
             true => Ok(()),
             false => spare.file.sync(),
@@ -305,7 +307,7 @@ impl<S: Storage> Writer<S> {
         synced.map_err(failed_to("write to", &name))?;
         let renamed = self.storage.rename(&spare.name, &name);
         let renamed = renamed.map_err(no_room_to("name", &name));
-        renamed.inspect_err(give_back)?;
+        renamed.inspect_err(put_back)?;
         let synced = match planted!("skip-directory-sync") {
             true => Ok(()),
             false => self.storage.sync_directory(),
@@ -321,7 +323,7 @@ impl<S: Storage> Writer<S> {
         Ok(())
     }
 
-    fn say_newest(&mut self, closed_through: u64) -> Result<(), WriteError> {
+    fn record_newest(&mut self, closed_through: u64) -> Result<(), WriteError> {
         let written = self.newest.write(self.active.number, closed_through);
         written.map_err(no_room_to("write to", NEWEST))?;
         self.newest.sync().map_err(failed_to("sync", NEWEST))

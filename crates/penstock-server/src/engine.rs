@@ -22,7 +22,7 @@ use penstock_broker::{
     Broker, BrokerOptions, ConnId, Input, Now, Position, RecordError, Recovery, ReplayError,
 };
 use penstock_journal::{
-    Journal, JournalOptions, NotReplayed, OpenError, Opened, RecoveryReport, Storage, Writer,
+    Journal, JournalOptions, NotReplayed, OpenError, OpenedJournal, RecoveryReport, Storage, Writer,
 };
 use penstock_message::Space;
 use penstock_wire::proto::{self, ToClient, close::Why};
@@ -160,7 +160,7 @@ impl Engine {
         now: impl FnOnce() -> Now,
     ) -> Result<(Self, Writer<S>, RecoveryReport), OpenError> {
         let mut recovery = Recovery::new(options.broker.clone());
-        let Opened {
+        let OpenedJournal {
             journal,
             writer,
             report,

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use mio::Waker;
-use penstock_journal::{Reader, Storage};
+use penstock_journal::{RecordReader, Storage};
 
 use crate::engine::ReadTask;
 
@@ -19,7 +19,10 @@ pub(crate) struct ReaderThread {
 }
 
 impl ReaderThread {
-    pub(crate) fn start<S: Storage>(reader: Reader<S>, waker: Arc<Waker>) -> std::io::Result<Self> {
+    pub(crate) fn start<S: Storage>(
+        reader: RecordReader<S>,
+        waker: Arc<Waker>,
+    ) -> std::io::Result<Self> {
         // The engine has one task out at a time, so the channel never blocks.
         let (tasks, todo) = sync_channel::<ReadTask>(1);
         let (report, done) = channel();
@@ -43,7 +46,7 @@ impl ReaderThread {
 }
 
 fn read_until_told<S: Storage>(
-    mut reader: Reader<S>,
+    mut reader: RecordReader<S>,
     todo: &Receiver<ReadTask>,
     tell: &impl Fn(ReadTask),
 ) {

@@ -219,7 +219,7 @@ fn suit_machine(
     disk_bytes: u64,
 ) -> io::Result<(BrokerOptions, JournalOptions)> {
     let mut journal = JournalOptions::default();
-    journal.suit_disk(disk_bytes);
+    journal.fit_to_disk(disk_bytes);
     getrandom::fill(&mut journal.journal_id)?;
     broker.hash_seed = getrandom::u64()?;
     if memory_limit_bytes > 0 {

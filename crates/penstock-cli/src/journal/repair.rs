@@ -11,7 +11,7 @@ use crate::text::{printable, show};
 pub fn run(directory: &Path) -> Result<(), Failure> {
     let storage = open_existing(directory)?;
     let mut options = JournalOptions::default();
-    options.suit_disk(storage.disk_bytes()?);
+    options.fit_to_disk(storage.disk_bytes()?);
     getrandom::fill(&mut options.journal_id).map_err(std::io::Error::from)?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let stamp = now.map_or(0, |since| since.as_secs()).to_string();

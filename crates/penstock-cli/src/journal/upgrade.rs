@@ -9,7 +9,7 @@ use crate::text::show;
 pub fn run(directory: &Path) -> Result<(), Failure> {
     let storage = open_existing(directory)?;
     let mut options = JournalOptions::default();
-    options.suit_disk(storage.disk_bytes()?);
+    options.fit_to_disk(storage.disk_bytes()?);
     let done = upgrade(storage, options)?;
     let mut text = match done.from == done.to {
         true => format!(

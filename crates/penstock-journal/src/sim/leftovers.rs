@@ -8,7 +8,7 @@ use super::{Disk, Inode, Rng, SECTOR, SimStorage, Write, put};
 /// Choice that a power cut makes between a number of outcomes. The first outcome is the
 /// oldest state and the last is the newest.
 #[derive(Clone, Copy, Debug)]
-enum Choice {
+enum CutChoice {
     /// Which version of a sector of a file is on the disk.
     Sector {
         file: usize,
@@ -53,7 +53,7 @@ impl SimStorage {
 }
 
 /// The outcome of each choice, up to `cap` times.
-fn picks(choices: &[(Choice, u64)], cap: usize, rng: &mut Rng) -> BTreeSet<Vec<u64>> {
+fn picks(choices: &[(CutChoice, u64)], cap: usize, rng: &mut Rng) -> BTreeSet<Vec<u64>> {
     let ways = choices.iter().map(|(_, outcomes)| u128::from(*outcomes));
     let mut picks = BTreeSet::new();
     if ways.fold(1, u128::saturating_mul) <= cap as u128 {
@@ -94,25 +94,26 @@ fn picks(choices: &[(Choice, u64)], cap: usize, rng: &mut Rng) -> BTreeSet<Vec<u
 }
 
 impl Disk {
-    fn choices(&self) -> Vec<(Choice, u64)> {
+    fn choices(&self) -> Vec<(CutChoice, u64)> {
         let mut choices = Vec::new();
         for (file, inode) in self.files.iter().enumerate() {
             let sectors: BTreeSet<u64> = inode.pending.iter().flat_map(Write::sectors).collect();
             for sector in sectors {
                 let versions = inode.versions(sector).count() as u64 + 1;
-                choices.push((Choice::Sector { file, sector }, versions));
+                choices.push((CutChoice::Sector { file, sector }, versions));
             }
-            choices.push((Choice::Length { file }, inode.lengths().len() as u64));
+            choices.push((CutChoice::Length { file }, inode.lengths().len() as u64));
         }
-        choices.extend((0..self.pending_entries.len()).map(|index| (Choice::Entry { index }, 2)));
+        choices
+            .extend((0..self.pending_entries.len()).map(|index| (CutChoice::Entry { index }, 2)));
         choices.retain(|(_, outcomes)| *outcomes > 1);
         choices
     }
 
     /// `found`: as it was before anything was decided.
-    fn decide(&mut self, choice: Choice, picked: u64, found: &Self) {
+    fn decide(&mut self, choice: CutChoice, picked: u64, found: &Self) {
         match choice {
-            Choice::Sector { file, sector } => {
+            CutChoice::Sector { file, sector } => {
                 let durable = &mut self.files[file].durable;
                 for write in found.files[file].versions(sector).take(picked as usize) {
                     let start = (sector * SECTOR).max(write.offset);
@@ -122,11 +123,11 @@ impl Disk {
                 }
             }
             // It comes behind the sectors of the file.
-            Choice::Length { file } => {
+            CutChoice::Length { file } => {
                 let length = found.files[file].lengths()[picked as usize];
                 self.files[file].durable.resize(length as usize, 0);
             }
-            Choice::Entry { index } => {
+            CutChoice::Entry { index } => {
                 if picked == 1 {
                     let change = found.pending_entries[index].clone();
                     change.apply(&mut self.durable_directory);

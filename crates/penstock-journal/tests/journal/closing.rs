@@ -4,13 +4,13 @@
 use penstock_journal::sim::SimStorage;
 use penstock_journal::{JournalOptions, OpenError, RecoveryReport, Storage, fsck};
 
-use crate::support::{Records, User, open, roomy, small};
+use crate::support::{ReplayedRecords, User, open, roomy, small};
 
 const PAGE: usize = 4096;
 
 /// A journal with some history, that was used by one process for a while and then closed in order; and what
 /// it holds.
-fn closed(options: &JournalOptions, last: &[usize]) -> (SimStorage, Records) {
+fn closed(options: &JournalOptions, last: &[usize]) -> (SimStorage, ReplayedRecords) {
     let (storage, user) = used(options, last, true);
     (storage.kill(), user.appended)
 }
@@ -45,7 +45,10 @@ fn files(storage: &SimStorage, kind: &str) -> Vec<String> {
 }
 
 /// `None`: it is refused as damaged, and `fsck` finds the same.
-fn outcome(storage: &SimStorage, options: &JournalOptions) -> Option<(RecoveryReport, Records)> {
+fn outcome(
+    storage: &SimStorage,
+    options: &JournalOptions,
+) -> Option<(RecoveryReport, ReplayedRecords)> {
     let looked = fsck(storage).unwrap().opening;
     match open(storage, options.clone()) {
         Ok((opened, records)) => {

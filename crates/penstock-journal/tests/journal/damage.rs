@@ -4,7 +4,7 @@
 use penstock_journal::sim::{Rng, SimStorage};
 use penstock_journal::{JournalOptions, OpenError, Storage, fsck};
 
-use crate::support::{Records, User, golden, is_long_run, recovered, roomy, small};
+use crate::support::{ReplayedRecords, User, golden, is_long_run, recovered, roomy, small};
 
 const FIRST: &str = "0000000000000001.segment";
 
@@ -20,7 +20,7 @@ fn segments(storage: &SimStorage) -> Vec<(String, bool)> {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Outcome {
+enum OpeningOutcome {
     Exact,
     /// The last record, which no watermark proves, was cut off, and the report says so.
     Trimmed,
@@ -28,9 +28,9 @@ enum Outcome {
 }
 
 /// What opening makes of a damaged journal; panics when something passes in silence.
-fn outcome(storage: &SimStorage, appended: &Records) -> Outcome {
+fn outcome(storage: &SimStorage, appended: &ReplayedRecords) -> OpeningOutcome {
     match recovered(storage) {
-        Ok((_, records)) if records == *appended => Outcome::Exact,
+        Ok((_, records)) if records == *appended => OpeningOutcome::Exact,
         Ok((report, records)) => {
             assert!(report.torn_batches > 0, "something was lost in silence");
             let all_but_the_last = appended.iter().take(appended.len() - 1);
@@ -38,9 +38,9 @@ fn outcome(storage: &SimStorage, appended: &Records) -> Outcome {
                 records.iter().eq(all_but_the_last),
                 "more was lost than was never promised"
             );
-            Outcome::Trimmed
+            OpeningOutcome::Trimmed
         }
-        Err(OpenError::Damaged { .. }) => Outcome::Refused,
+        Err(OpenError::Damaged { .. }) => OpeningOutcome::Refused,
         Err(error) => panic!("{error}"),
     }
 }
@@ -62,7 +62,7 @@ fn every_flipped_bit_is_harmless_cut_off_or_refused() {
             storage.corrupt(&file, bytes);
             let outcome = outcome(&storage, &appended);
             assert!(
-                outcome != Outcome::Trimmed || is_last,
+                outcome != OpeningOutcome::Trimmed || is_last,
                 "bit {bit} of {file}: a segment with a successor was trimmed"
             );
             seen[outcome as usize] += 1;
@@ -95,7 +95,7 @@ fn a_file_cut_at_any_byte_keeps_a_beginning_or_is_refused() {
 
 /// One segment of 64 KB, full of records of many lengths. The last record is synced, but no watermark
 /// proves it.
-fn large_golden() -> (SimStorage, Records) {
+fn large_golden() -> (SimStorage, ReplayedRecords) {
     let storage = SimStorage::new();
     let options = JournalOptions {
         segment_bytes: 64 << 10,
@@ -138,7 +138,7 @@ fn outcomes_of(
         storage.corrupt(FIRST, bytes);
         let calls = storage.calls();
         let outcome = match recovered(&storage) {
-            Ok((_, records)) if records == appended => Outcome::Exact,
+            Ok((_, records)) if records == appended => OpeningOutcome::Exact,
             Ok((report, records)) => {
                 // Zeros where the last batch began look as if it had never been written.
                 let is_told = report.torn_batches > 0
@@ -148,11 +148,11 @@ fn outcomes_of(
                 assert!(records.iter().eq(kept), "{way}: not a beginning");
                 let lost = appended.len() - records.len();
                 assert!(lost <= 7 * unproven, "{way}: {lost} records are lost");
-                Outcome::Trimmed
+                OpeningOutcome::Trimmed
             }
             Err(OpenError::Damaged { file, offset, .. }) => {
                 assert!(file == FIRST && offset <= 64 << 10, "{way}: no place");
-                Outcome::Refused
+                OpeningOutcome::Refused
             }
             Err(error) => panic!("{way}: {error}"),
         };
@@ -234,7 +234,7 @@ fn damage_below_the_watermark_is_refused_with_the_place_and_what_to_do() {
     bytes[second_batch + 70] ^= 1;
     storage.corrupt(FIRST, bytes);
 
-    assert_eq!(outcome(&storage.fork(), &appended), Outcome::Refused);
+    assert_eq!(outcome(&storage.fork(), &appended), OpeningOutcome::Refused);
     let error = recovered(&storage.fork()).unwrap_err().to_string();
     assert_eq!(
         error,
@@ -265,7 +265,7 @@ fn damage_to_what_an_opening_wrote_again_is_refused() {
     let mut bytes = storage.contents(&last).unwrap();
     bytes[4096 + 70] ^= 1;
     storage.corrupt(&last, bytes);
-    assert_eq!(outcome(&storage, &appended), Outcome::Refused);
+    assert_eq!(outcome(&storage, &appended), OpeningOutcome::Refused);
 }
 
 #[test]

@@ -222,7 +222,7 @@ fn an_opening_on_a_full_disk_takes_the_reserve_before_a_spare_and_refuses_new_wo
 }
 
 #[derive(Clone, Debug)]
-enum Step {
+enum JournalStep {
     Append(usize),
     Commit,
     Write,
@@ -233,16 +233,16 @@ enum Step {
     PowerCut(u64),
 }
 
-fn steps() -> impl Strategy<Value = Vec<Step>> {
+fn steps() -> impl Strategy<Value = Vec<JournalStep>> {
     let step = prop_oneof![
-        4 => (0..1200_usize).prop_map(Step::Append),
-        1 => (0..5000_usize).prop_map(Step::Append),
-        5 => Just(Step::Commit),
-        2 => Just(Step::Write),
-        2 => Just(Step::DropOldest),
-        2 => (0..20_000_u64).prop_map(Step::Quota),
-        1 => Just(Step::Unlimited),
-        1 => any::<u64>().prop_map(Step::PowerCut),
+        4 => (0..1200_usize).prop_map(JournalStep::Append),
+        1 => (0..5000_usize).prop_map(JournalStep::Append),
+        5 => Just(JournalStep::Commit),
+        2 => Just(JournalStep::Write),
+        2 => Just(JournalStep::DropOldest),
+        2 => (0..20_000_u64).prop_map(JournalStep::Quota),
+        1 => Just(JournalStep::Unlimited),
+        1 => any::<u64>().prop_map(JournalStep::PowerCut),
     ];
     prop::collection::vec(step, 1..80)
 }
@@ -257,30 +257,30 @@ proptest! {
         let mut user = User::open_with(&storage, with_reserves()).unwrap();
         for step in steps {
             let outcome = match step {
-                Step::Append(bytes) => {
+                JournalStep::Append(bytes) => {
                     user.append(bytes);
                     Ok(())
                 }
-                Step::Commit => user.commit(),
-                Step::Write => user.write(),
-                Step::DropOldest => {
+                JournalStep::Commit => user.commit(),
+                JournalStep::Write => user.write(),
+                JournalStep::DropOldest => {
                     // The user remembers one drop that is on its way, and not several.
                     if user.dropped_before == user.drop_asked_before {
                         user.drop_oldest();
                     }
                     Ok(())
                 }
-                Step::Quota(more) => {
+                JournalStep::Quota(more) => {
                     storage.set_quota(Some(storage.used_bytes() + more));
                     Ok(())
                 }
-                Step::Unlimited => {
+                JournalStep::Unlimited => {
                     storage.set_quota(None);
                     user.prepare_spares();
                     prop_assert_eq!(space(&user), Space::Plenty);
                     Ok(())
                 }
-                Step::PowerCut(seed) => {
+                JournalStep::PowerCut(seed) => {
                     storage = storage.crash(&mut Rng::new(seed));
                     match open(&storage, with_reserves()) {
                         Ok((_, records)) => user.expects(&records),

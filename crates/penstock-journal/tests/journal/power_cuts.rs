@@ -4,11 +4,11 @@
 use penstock_journal::sim::{Fault, Rng, SimStorage};
 use penstock_journal::{JournalOptions, OpenError, WriteError};
 
-use crate::support::{Records, User, open, roomy, small};
+use crate::support::{ReplayedRecords, User, open, roomy, small};
 
 /// One thing that a broker does. All sequences of three are tried, with a close in their midst if at all.
 #[derive(Clone, Copy, Debug)]
-enum Step {
+enum JournalStep {
     /// One small record, on disk before anything else.
     Commit,
     /// A record that spans batches, and with the small sizes of these tests, segments.
@@ -25,18 +25,18 @@ enum Step {
     Close,
 }
 
-const STEPS: [Step; 8] = [
-    Step::Commit,
-    Step::CommitLong,
-    Step::WriteOnly,
-    Step::Watermark,
-    Step::DropOldest,
-    Step::CarryAndDrop,
-    Step::Reopen,
-    Step::Close,
+const STEPS: [JournalStep; 8] = [
+    JournalStep::Commit,
+    JournalStep::CommitLong,
+    JournalStep::WriteOnly,
+    JournalStep::Watermark,
+    JournalStep::DropOldest,
+    JournalStep::CarryAndDrop,
+    JournalStep::Reopen,
+    JournalStep::Close,
 ];
 
-fn workloads() -> Vec<Vec<Step>> {
+fn workloads() -> Vec<Vec<JournalStep>> {
     let mut workloads = Vec::new();
     for first in STEPS {
         workloads.push(vec![first]);
@@ -44,7 +44,7 @@ fn workloads() -> Vec<Vec<Step>> {
             workloads.push(vec![first, second]);
             let triples = STEPS.map(|third| vec![first, second, third]);
             workloads.extend(triples.into_iter().filter(|steps| {
-                let closes = |step: &Step| matches!(step, Step::Close);
+                let closes = |step: &JournalStep| matches!(step, JournalStep::Close);
                 !closes(&steps[0]) && !closes(&steps[2])
             }));
         }
@@ -64,29 +64,29 @@ enum Stopped {
 fn run(
     user: &mut User<SimStorage>,
     storage: &mut SimStorage,
-    steps: &[Step],
+    steps: &[JournalStep],
 ) -> Result<(), Stopped> {
     for step in steps {
         match step {
-            Step::Commit => {
+            JournalStep::Commit => {
                 user.append(100);
                 user.commit()?;
             }
-            Step::CommitLong => {
+            JournalStep::CommitLong => {
                 user.append(40);
                 user.append(2600);
                 user.commit()?;
             }
-            Step::WriteOnly => {
+            JournalStep::WriteOnly => {
                 user.append(700);
                 user.write()?;
             }
-            Step::Watermark => user.write_watermark()?,
-            Step::DropOldest => {
+            JournalStep::Watermark => user.write_watermark()?,
+            JournalStep::DropOldest => {
                 user.drop_oldest();
                 user.commit()?;
             }
-            Step::CarryAndDrop => {
+            JournalStep::CarryAndDrop => {
                 for _ in 0..4 {
                     user.append(600);
                 }
@@ -94,11 +94,11 @@ fn run(
                 user.append(10);
                 user.commit()?;
             }
-            Step::Reopen => {
+            JournalStep::Reopen => {
                 *storage = storage.kill();
                 user.reopen(storage)?;
             }
-            Step::Close => {
+            JournalStep::Close => {
                 user.close()?;
                 *storage = storage.kill();
                 user.reopen(storage)?;
@@ -109,17 +109,22 @@ fn run(
 }
 
 /// The number of states that were tried.
-fn cut_power_everywhere(options: &JournalOptions, steps: &[Step], kept: u64, seed: u64) -> u64 {
+fn cut_power_everywhere(
+    options: &JournalOptions,
+    steps: &[JournalStep],
+    kept: u64,
+    seed: u64,
+) -> u64 {
     let mut states = 0;
     // A journal with some history, so that there are segments to drop and ghosts in the spares.
     let begin = || {
         let mut storage = SimStorage::new();
         let mut user = User::open_with(&storage, options.clone()).unwrap();
         let history = [
-            Step::CommitLong,
-            Step::CommitLong,
-            Step::DropOldest,
-            Step::Commit,
+            JournalStep::CommitLong,
+            JournalStep::CommitLong,
+            JournalStep::DropOldest,
+            JournalStep::Commit,
         ];
         run(&mut user, &mut storage, &history).unwrap();
         (user, storage)
@@ -169,7 +174,7 @@ fn cut_power_while_opening(user: &User<SimStorage>, storage: &SimStorage, rng: &
 fn what_was_shown_stays(
     before: &User<SimStorage>,
     storage: &SimStorage,
-    shown: &Records,
+    shown: &ReplayedRecords,
     rng: &mut Rng,
 ) {
     let mut storage = storage.crash(rng);
@@ -177,7 +182,12 @@ fn what_was_shown_stays(
     let mut user = User::open_with(&storage, options.clone()).expect("nothing is damaged");
     assert_eq!(user.appended, *shown);
     // And goes on as any other: ghosts of what was cut off stay away.
-    run(&mut user, &mut storage, &[Step::Commit, Step::CommitLong]).unwrap();
+    run(
+        &mut user,
+        &mut storage,
+        &[JournalStep::Commit, JournalStep::CommitLong],
+    )
+    .unwrap();
     user.append(500);
     user.write().unwrap();
     let (_, records) = open(&storage.crash(rng), options).expect("nothing is damaged");
@@ -195,7 +205,7 @@ fn all_that_was_confirmed_survives_a_power_cut_at_any_call_whatever_the_disk_kee
 
 #[test]
 fn a_few_workloads_survive_very_many_ways_of_losing_sectors() {
-    use Step::{Close, Commit, CommitLong, DropOldest, Reopen, Watermark, WriteOnly};
+    use JournalStep::{Close, Commit, CommitLong, DropOldest, Reopen, Watermark, WriteOnly};
     for (index, steps) in [
         &[Commit, Close, Commit, Watermark, Close][..],
         &[CommitLong, WriteOnly, WriteOnly, CommitLong][..],

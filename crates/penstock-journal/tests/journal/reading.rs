@@ -6,13 +6,13 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use penstock_journal::sim::{Rng, SimFile, SimLock, SimStorage};
-use penstock_journal::{DiskStorage, ReadError, Reader, Storage, StoredFile};
+use penstock_journal::{DiskStorage, ReadError, RecordReader, Storage, StoredFile};
 use proptest::prelude::*;
 
 use crate::support::{User, roomy, small};
 
 /// Reads what a user's journal should hold, some of it in pieces.
-fn reads_all<S: Storage>(user: &User<S>, reader: &mut Reader<S>, rng: &mut Rng) {
+fn reads_all<S: Storage>(user: &User<S>, reader: &mut RecordReader<S>, rng: &mut Rng) {
     for (&position, record) in &user.appended {
         if position < user.drop_asked_before || position > user.confirmed {
             continue;
@@ -270,7 +270,7 @@ fn every_flipped_bit_is_named_with_its_place_or_does_not_matter() {
 }
 
 #[derive(Clone, Debug)]
-enum Step {
+enum JournalStep {
     Append(usize),
     Commit,
     Write,
@@ -281,17 +281,17 @@ enum Step {
     Read(u64),
 }
 
-fn steps() -> impl Strategy<Value = Vec<Step>> {
+fn steps() -> impl Strategy<Value = Vec<JournalStep>> {
     let step = prop_oneof![
-        4 => (0..1200_usize).prop_map(Step::Append),
-        1 => (0..9000_usize).prop_map(Step::Append),
-        4 => Just(Step::Commit),
-        2 => Just(Step::Write),
-        1 => Just(Step::Watermark),
-        2 => Just(Step::DropOldest),
-        1 => Just(Step::Reopen),
-        1 => any::<u64>().prop_map(Step::PowerCut),
-        3 => any::<u64>().prop_map(Step::Read),
+        4 => (0..1200_usize).prop_map(JournalStep::Append),
+        1 => (0..9000_usize).prop_map(JournalStep::Append),
+        4 => Just(JournalStep::Commit),
+        2 => Just(JournalStep::Write),
+        1 => Just(JournalStep::Watermark),
+        2 => Just(JournalStep::DropOldest),
+        1 => Just(JournalStep::Reopen),
+        1 => any::<u64>().prop_map(JournalStep::PowerCut),
+        3 => any::<u64>().prop_map(JournalStep::Read),
     ];
     prop::collection::vec(step, 1..80)
 }
@@ -306,22 +306,22 @@ proptest! {
         let mut reader = user.opened.writer.reader();
         for step in steps {
             match step {
-                Step::Append(bytes) => {
+                JournalStep::Append(bytes) => {
                     user.append(bytes);
                 }
-                Step::Commit => user.commit().unwrap(),
-                Step::Write => user.write().unwrap(),
-                Step::Watermark => user.write_watermark().unwrap(),
-                Step::DropOldest => user.drop_oldest(),
-                Step::Reopen | Step::PowerCut(_) => {
+                JournalStep::Commit => user.commit().unwrap(),
+                JournalStep::Write => user.write().unwrap(),
+                JournalStep::Watermark => user.write_watermark().unwrap(),
+                JournalStep::DropOldest => user.drop_oldest(),
+                JournalStep::Reopen | JournalStep::PowerCut(_) => {
                     storage = match step {
-                        Step::PowerCut(seed) => storage.crash(&mut Rng::new(seed)),
+                        JournalStep::PowerCut(seed) => storage.crash(&mut Rng::new(seed)),
                         _ => storage.kill(),
                     };
                     user.reopen(&storage).unwrap();
                     reader = user.opened.writer.reader();
                 }
-                Step::Read(seed) => reads_all(&user, &mut reader, &mut Rng::new(seed)),
+                JournalStep::Read(seed) => reads_all(&user, &mut reader, &mut Rng::new(seed)),
             }
         }
         user.commit().unwrap();

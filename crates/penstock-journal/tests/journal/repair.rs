@@ -8,7 +8,7 @@ use penstock_journal::sim::Rng;
 use penstock_journal::{DiskStorage, OpenError, RepairReport, Storage, repair};
 use tempfile::TempDir;
 
-use crate::support::{Records, User, is_long_run, recovered, roomy, small};
+use crate::support::{ReplayedRecords, User, is_long_run, recovered, roomy, small};
 
 /// In memory where there is such a place: these tests write thousands of small files.
 fn directory() -> TempDir {
@@ -24,7 +24,7 @@ fn storage(directory: &TempDir) -> DiskStorage {
 }
 
 /// A journal of a few segments that was closed in order; its files, and what it holds.
-fn golden() -> (TempDir, Files, Records) {
+fn golden() -> (TempDir, Files, ReplayedRecords) {
     let root = directory();
     let mut user = User::open(&storage(&root)).unwrap();
     for bytes in [100, 200, 300] {
@@ -78,7 +78,7 @@ fn put(files: &Files) -> TempDir {
 
 /// Repairs these files, and checks what must hold however they were damaged. `None`: there was no
 /// damage that matters.
-fn check(damaged: &Files, appended: &Records) -> Option<(RepairReport, Vec<Vec<u8>>)> {
+fn check(damaged: &Files, appended: &ReplayedRecords) -> Option<(RepairReport, Vec<Vec<u8>>)> {
     let root = put(damaged);
     let refused = match recovered(&storage(&root)) {
         Ok(_) => false,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use penstock_journal::sim::SimStorage;
 use penstock_journal::{
-    Batch, Journal, JournalOptions, OpenError, Opened, RecoveryReport, Storage, WriteError,
+    Batch, Journal, JournalOptions, OpenError, OpenedJournal, RecoveryReport, Storage, WriteError,
 };
 
 /// Sizes at which everything happens within a few records.
@@ -30,13 +30,13 @@ pub fn roomy() -> JournalOptions {
 }
 
 /// What a journal showed when it was opened, by position.
-pub type Records = BTreeMap<u64, Vec<u8>>;
+pub type ReplayedRecords = BTreeMap<u64, Vec<u8>>;
 
 pub fn open<S: Storage>(
     storage: &S,
     options: JournalOptions,
-) -> Result<(Opened<S>, Records), OpenError> {
-    let mut records = Records::new();
+) -> Result<(OpenedJournal<S>, ReplayedRecords), OpenError> {
+    let mut records = ReplayedRecords::new();
     let opened = Journal::open(storage.clone(), options, &mut |record| {
         records.insert(record.position, record.bytes.to_vec());
         Ok(())
@@ -45,16 +45,16 @@ pub fn open<S: Storage>(
 }
 
 /// What opening finds, without the means to write.
-pub fn recovered<S: Storage>(storage: &S) -> Result<(RecoveryReport, Records), OpenError> {
+pub fn recovered<S: Storage>(storage: &S) -> Result<(RecoveryReport, ReplayedRecords), OpenError> {
     open(storage, small()).map(|(opened, records)| (opened.report, records))
 }
 
 /// One who uses a journal and remembers what it promised.
 pub struct User<S: Storage> {
-    pub opened: Opened<S>,
+    pub opened: OpenedJournal<S>,
     pub options: JournalOptions,
     /// What was appended last at each position.
-    pub appended: Records,
+    pub appended: ReplayedRecords,
     /// All up to this position is synced; anybody may have been told.
     pub confirmed: u64,
     /// The first position that must still be there, and the first that may be the first.
@@ -80,7 +80,7 @@ impl<S: Storage> User<S> {
         let mut user = Self {
             opened,
             options,
-            appended: Records::new(),
+            appended: ReplayedRecords::new(),
             confirmed: 0,
             dropped_before: 0,
             drop_asked_before: 0,
@@ -93,7 +93,7 @@ impl<S: Storage> User<S> {
     }
 
     /// What an opening shows may be served at once, so nothing of it may be taken back.
-    fn takes_for_granted(&mut self, first: u64, records: Records) {
+    fn takes_for_granted(&mut self, first: u64, records: ReplayedRecords) {
         self.confirmed = self.opened.next_position - 1;
         self.dropped_before = first;
         self.drop_asked_before = first;
@@ -195,7 +195,7 @@ impl<S: Storage> User<S> {
     /// Whether `found` keeps every promise: all that was confirmed, in full and unchanged, and of
     /// the rest nothing but the beginning.
     #[track_caller]
-    pub fn expects(&self, found: &Records) {
+    pub fn expects(&self, found: &ReplayedRecords) {
         let first = found.first_key_value().map(|(first, _)| *first);
         let last = found
             .last_key_value()
@@ -239,7 +239,7 @@ impl<S: Storage> User<S> {
 }
 
 /// A journal of a few segments. The last record is synced, but no watermark proves it.
-pub fn golden() -> (SimStorage, Records) {
+pub fn golden() -> (SimStorage, ReplayedRecords) {
     let storage = SimStorage::new();
     let mut user = User::open(&storage).unwrap();
     for bytes in [100, 700, 20, 2500, 300, 0, 600, 80] {

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use penstock_broker::{Now, Read, Unread};
-use penstock_journal::{ReadAt, ReadError, Reader, Storage};
+use penstock_journal::{ReadAt, ReadError, RecordReader, Storage};
 
 use super::{End, Engine};
 
@@ -17,7 +17,7 @@ pub struct ReadTask {
 }
 
 impl ReadTask {
-    pub fn carry_out<S: Storage>(&mut self, reader: &mut Reader<S>) {
+    pub fn carry_out<S: Storage>(&mut self, reader: &mut RecordReader<S>) {
         let read = |(_, at): &(Read, ReadAt)| {
             reader.read(at).map_err(|error| match error {
                 ReadError::Gone => Unread::Gone,

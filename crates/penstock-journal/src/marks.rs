@@ -14,7 +14,7 @@ const SPACING_BYTES: u64 = 64 << 10;
 
 /// A place in a segment where a record begins, or a part of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Mark {
+pub(crate) struct RecordMark {
     pub position: u64,
     /// How much of the record's payload comes before this part of it.
     pub skipped: u64,
@@ -24,7 +24,7 @@ pub(crate) struct Mark {
     pub record: u64,
 }
 
-impl Mark {
+impl RecordMark {
     fn key(&self) -> (u64, u64) {
         (self.position, self.skipped)
     }
@@ -58,13 +58,13 @@ impl Spacing {
 }
 
 /// Places to look for bytes of one record. Made by [`crate::Journal::reads`], carried out by
-/// [`crate::Reader::read`].
+/// [`crate::RecordReader::read`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReadAt {
     pub(crate) position: u64,
     pub(crate) range: Range<u64>,
     /// Start of the walk, for each part that holds some of the range.
-    pub(crate) marks: Vec<Mark>,
+    pub(crate) marks: Vec<RecordMark>,
 }
 
 impl ReadAt {
@@ -79,12 +79,12 @@ impl ReadAt {
 
 /// The marks of all segments that count, in the order of positions.
 #[derive(Debug, Default)]
-pub(crate) struct Index {
-    marks: VecDeque<Mark>,
+pub(crate) struct RecordIndex {
+    marks: VecDeque<RecordMark>,
 }
 
-impl Index {
-    pub fn add(&mut self, mark: Mark) {
+impl RecordIndex {
+    pub fn add(&mut self, mark: RecordMark) {
         // What an earlier process left unfinished, or what was written again to a new segment, is
         // there twice: the later one counts.
         while self
@@ -140,8 +140,8 @@ impl Index {
 mod tests {
     use super::*;
 
-    fn mark(position: u64, skipped: u64, segment: u64) -> Mark {
-        Mark {
+    fn mark(position: u64, skipped: u64, segment: u64) -> RecordMark {
+        RecordMark {
             position,
             skipped,
             segment,
@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn what_was_written_again_is_read_where_it_stands_now() {
-        let mut index = Index::default();
+        let mut index = RecordIndex::default();
         for old in [
             mark(1, 0, 1),
             mark(5, 0, 1),

@@ -3,8 +3,8 @@
 use crc32c::crc32c;
 
 use crate::format::{
-    BATCH_ALIGN, BatchHeader, FIRST_BATCH, FORMAT_VERSION, KNOWN_FEATURES, PAGE, Record,
-    RecordHeader, SegmentHeader, batch_aligned, batch_tag, segment_name,
+    BATCH_ALIGN, BatchHeader, FIRST_BATCH, FORMAT_VERSION, KNOWN_FEATURES, PAGE, RecordHeader,
+    RecordPart, SegmentHeader, batch_aligned, batch_tag, segment_name,
 };
 use crate::open_error::OpenError;
 use crate::storage::{Storage, StoredFile};
@@ -268,7 +268,9 @@ impl<'a> BatchView<'a> {
     }
 
     /// The records, each with its place in the segment.
-    pub fn records(&self) -> impl Iterator<Item = Result<(u64, Record<'a>), (u64, &'static str)>> {
+    pub fn records(
+        &self,
+    ) -> impl Iterator<Item = Result<(u64, RecordPart<'a>), (u64, &'static str)>> {
         let mut rest = self.body;
         let mut offset = self.offset() + BatchHeader::BYTES as u64;
         let mut left = self.header.count;
@@ -279,7 +281,7 @@ impl<'a> BatchView<'a> {
             }
             left -= 1;
             let here = offset;
-            match Record::decode(rest) {
+            match RecordPart::decode(rest) {
                 Ok((record, behind)) => {
                     offset += (RecordHeader::BYTES + record.payload.len()) as u64;
                     rest = behind;
