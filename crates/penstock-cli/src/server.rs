@@ -7,8 +7,8 @@ use clap::Args;
 use penstock_broker::BrokerOptions;
 use penstock_directory::LocalPaths;
 use penstock_server::{
-    Home, ListenAddress, LocalGuard, LocalOptions, OnlyClient, Server, ServerOptions, Token,
-    detach, let_go_of_stderr,
+    DirectoryLock, Home, ListenAddress, LocalOptions, OnlyClient, Server, ServerOptions, Token,
+    detach, release_stderr,
 };
 
 use crate::exit::{Failure, IN_USE, WRONG_CALL, cannot_use, is_of_the_disk};
@@ -111,7 +111,7 @@ fn serve_locally(arguments: &Arguments, path: &Path) -> Result<(), Failure> {
     // SAFETY: only the command line was read so far: there is one thread and no open file.
     drop(unsafe { detach() }?);
     let cannot_use = |error: io::Error| cannot_use(&paths.directory, &error);
-    let Some(guard) = LocalGuard::take(paths.clone()).map_err(cannot_use)? else {
+    let Some(guard) = DirectoryLock::take(paths.clone()).map_err(cannot_use)? else {
         let in_use = format!(
             "another broker is already running for {}",
             paths.directory.display()
@@ -126,11 +126,14 @@ fn serve_locally(arguments: &Arguments, path: &Path) -> Result<(), Failure> {
         max_connections: arguments.max_connections.map(|wanted| wanted as usize),
         memory_limit_bytes: arguments.memory_limit,
         broker: BrokerOptions::default(),
-        local: Some(LocalOptions { guard, linger }),
+        local: Some(LocalOptions {
+            lock: guard,
+            linger,
+        }),
     });
     // The client that started this broker reads the log for the reason.
     let server = server.inspect_err(|error| tracing::error!("{error}"))?;
-    let_go_of_stderr()?;
+    release_stderr()?;
     // From here on nobody reads the output of this process.
     Ok(server
         .serve()
@@ -150,7 +153,7 @@ fn serve_in_memory(arguments: &Arguments, pid: u32) -> Result<(), Failure> {
         broker: BrokerOptions::default(),
         local: None,
     })?;
-    let_go_of_stderr()?;
+    release_stderr()?;
     Ok(server.serve()?)
 }
 

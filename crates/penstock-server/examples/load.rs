@@ -20,11 +20,11 @@ use bytes::{Bytes, BytesMut};
 use penstock_broker::BrokerOptions;
 use penstock_directory::LocalPaths;
 use penstock_message::{Delivery, Durability, Key, Message, MessageId, Op, Tx, Value, ValueStatus};
-use penstock_server::{Home, LocalGuard, LocalOptions, Server, ServerOptions};
+use penstock_server::{DirectoryLock, Home, LocalOptions, Server, ServerOptions};
 use penstock_wire::proto::{self, ToBroker, ToClient};
 use penstock_wire::{Decoder, MAX_FRAME_BYTES, PROTOCOL_VERSION, convert, encode_frame};
 
-type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
+type LoadOutcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
 const LONE: u64 = 2_000;
 const JOBS: u64 = 300_000;
@@ -32,13 +32,13 @@ const IN_FLIGHT: u64 = 1024;
 const IN_A_FRAME: u64 = 128;
 const CREDIT: u32 = 1024;
 
-fn main() -> Outcome<()> {
+fn main() -> LoadOutcome<()> {
     let place = std::env::args()
         .nth(1)
         .map_or_else(std::env::temp_dir, PathBuf::from);
     let directory = place.join(format!("penstock-load-{}", std::process::id()));
     let paths = LocalPaths::resolve(&directory)?;
-    let guard = LocalGuard::take(paths.clone())?.ok_or("somebody uses the directory")?;
+    let lock = DirectoryLock::take(paths.clone())?.ok_or("somebody uses the directory")?;
     let server = Server::start(ServerOptions {
         home: Home::Directory(paths.journal.clone()),
         listen: Vec::new(),
@@ -47,7 +47,7 @@ fn main() -> Outcome<()> {
         memory_limit_bytes: None,
         broker: BrokerOptions::default(),
         local: Some(LocalOptions {
-            guard,
+            lock,
             linger: Duration::from_secs(60),
         }),
     })?;
@@ -67,7 +67,7 @@ fn main() -> Outcome<()> {
         );
     }
 
-    let mut last = Client::connect(&paths.socket, 9)?;
+    let mut last = LoadClient::connect(&paths.socket, 9)?;
     last.send(&ToBroker {
         queries: vec![(1, penstock_message::Query::Stop).into()],
         ..ToBroker::default()
@@ -79,11 +79,11 @@ fn main() -> Outcome<()> {
 
 /// One job at a time, in turn with a bare append and sync, so that both meet the same disk. As the
 /// journal does, the bare one writes onto a file that was filled before.
-fn lone_commits(socket: &Path, bare: &Path) -> Outcome<()> {
+fn lone_commits(socket: &Path, bare: &Path) -> LoadOutcome<()> {
     let bare = File::options().create_new(true).write(true).open(bare)?;
     bare.write_all_at(&vec![0; LONE as usize * 512], 0)?;
     bare.sync_all()?;
-    let mut client = Client::connect(socket, 1)?;
+    let mut client = LoadClient::connect(socket, 1)?;
     let (mut syncs, mut commits) = (Vec::new(), Vec::new());
     for seq in 1..=LONE {
         let start = Instant::now();
@@ -103,13 +103,13 @@ fn lone_commits(socket: &Path, bare: &Path) -> Outcome<()> {
     Ok(())
 }
 
-fn jobs(socket: &Path) -> Outcome<()> {
+fn jobs(socket: &Path) -> LoadOutcome<()> {
     let start = Instant::now();
     let workplace = socket.to_path_buf();
     let worker = thread::Builder::new()
         .name("worker".to_owned())
         .spawn(move || work(&workplace))?;
-    let mut client = Client::connect(socket, 2)?;
+    let mut client = LoadClient::connect(socket, 2)?;
     let mut sent = 0;
     while client.confirmed < JOBS {
         while sent < JOBS && sent + IN_A_FRAME <= client.confirmed + IN_FLIGHT {
@@ -132,8 +132,8 @@ fn jobs(socket: &Path) -> Outcome<()> {
     Ok(())
 }
 
-fn work(socket: &Path) -> Outcome<()> {
-    let mut client = Client::connect(socket, 3)?;
+fn work(socket: &Path) -> LoadOutcome<()> {
+    let mut client = LoadClient::connect(socket, 3)?;
     client.send(&consume(CREDIT))?;
     let mut settled = 0;
     while client.confirmed < JOBS {
@@ -151,15 +151,15 @@ fn work(socket: &Path) -> Outcome<()> {
     Ok(())
 }
 
-struct Client {
+struct LoadClient {
     socket: UnixStream,
     decoder: Decoder<ToClient>,
     confirmed: u64,
     buffer: Vec<u8>,
 }
 
-impl Client {
-    fn connect(socket: &Path, session: u8) -> Outcome<Self> {
+impl LoadClient {
+    fn connect(socket: &Path, session: u8) -> LoadOutcome<Self> {
         let mut client = Self {
             socket: UnixStream::connect(socket)?,
             decoder: Decoder::new(MAX_FRAME_BYTES),
@@ -178,14 +178,14 @@ impl Client {
         Ok(client)
     }
 
-    fn send(&mut self, frame: &ToBroker) -> Outcome<()> {
+    fn send(&mut self, frame: &ToBroker) -> LoadOutcome<()> {
         let mut bytes = BytesMut::new();
         encode_frame(frame, &mut bytes);
         Ok(self.socket.write_all(&bytes)?)
     }
 
     /// One read, and all that is whole then.
-    fn hear(&mut self) -> Outcome<Vec<Delivery>> {
+    fn hear(&mut self) -> LoadOutcome<Vec<Delivery>> {
         let count = self.socket.read(&mut self.buffer)?;
         if count == 0 {
             return Err("the server closed the connection".into());

@@ -16,7 +16,7 @@ const HIGH_WATER_BYTES: usize = 1 << 20;
 /// Waiting bytes to which it must fall before deliveries and values are added again.
 const LOW_WATER_BYTES: usize = 256 << 10;
 /// Waiting bytes above which a client is not read until it has received most of them.
-const STUFFED_BYTES: usize = 4 << 20;
+const BACKLOG_BYTES: usize = 4 << 20;
 /// A larger buffer is freed once it is empty.
 const KEPT_BYTES: usize = 128 << 10;
 
@@ -32,13 +32,13 @@ pub enum Peer {
 }
 
 #[derive(Debug)]
-pub(crate) struct Connection {
+pub(crate) struct ClientConnection {
     pub(crate) peer: Peer,
-    pub(crate) stage: Stage,
+    pub(crate) stage: ConnectionStage,
     decoder: Decoder<ToBroker>,
     out: BytesMut,
-    heard_at_ms: u64,
-    said_at_ms: u64,
+    received_at_ms: u64,
+    sent_at_ms: u64,
     /// Whether its welcome is on its way. Nothing else may come before it.
     pub(crate) welcomed: bool,
     /// Whether the core was told that there is no room.
@@ -46,15 +46,15 @@ pub(crate) struct Connection {
     /// Whether it is in the engine's list of connections with something to send.
     pub(crate) listed: bool,
     /// Whether it is not read because it receives too little of its waiting bytes.
-    stuffed: bool,
+    backlogged: bool,
     /// Bytes of its frames that the engine holds back until there is space on the disk.
     pub(crate) blocked_bytes: usize,
     /// Time at which the engine looks at its deadline next.
-    pub(crate) looked_at_ms: u64,
+    pub(crate) check_at_ms: u64,
 }
 
 #[derive(Debug)]
-pub(crate) enum Stage {
+pub(crate) enum ConnectionStage {
     /// Only a hello is accepted. One that is continued waits here for its rest.
     Greeting {
         until_ms: u64,
@@ -77,10 +77,10 @@ pub(crate) struct AcceptedHello {
 
 /// Action that is due for a connection by the clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Due {
+pub(crate) enum DueAction {
     Nothing,
     /// Nothing was sent to the client for a third of the heartbeat.
-    SaySomething,
+    SendPong,
     /// No hello came.
     NoHello,
     /// Nothing was received for a whole heartbeat.
@@ -91,39 +91,39 @@ pub(crate) enum Due {
     GiveUp,
 }
 
-impl Connection {
+impl ClientConnection {
     pub(crate) fn new(now_ms: u64, peer: Peer) -> Self {
         Self {
             peer,
-            stage: Stage::Greeting {
+            stage: ConnectionStage::Greeting {
                 until_ms: now_ms + GREETING_MS,
                 hello: None,
             },
             decoder: Decoder::new(MAX_HELLO_BYTES),
             out: BytesMut::new(),
-            heard_at_ms: now_ms,
-            said_at_ms: now_ms,
+            received_at_ms: now_ms,
+            sent_at_ms: now_ms,
             welcomed: false,
             full: false,
             listed: false,
-            stuffed: false,
+            backlogged: false,
             blocked_bytes: 0,
-            looked_at_ms: u64::MAX,
+            check_at_ms: u64::MAX,
         }
     }
 
-    pub(crate) fn hear(&mut self, now_ms: u64, bytes: &[u8]) {
+    pub(crate) fn receive(&mut self, now_ms: u64, bytes: &[u8]) {
         // Of one that takes nothing in, only that it does again is a sign of life.
-        if !self.stuffed {
-            self.heard_at_ms = now_ms;
+        if !self.backlogged {
+            self.received_at_ms = now_ms;
         }
-        if !matches!(self.stage, Stage::Closing { .. }) {
+        if !matches!(self.stage, ConnectionStage::Closing { .. }) {
             self.decoder.extend(bytes);
         }
     }
 
     pub(crate) fn next_frame(&mut self) -> Result<Option<ToBroker>, WireError> {
-        if matches!(self.stage, Stage::Closing { .. }) || self.is_stuffed() {
+        if matches!(self.stage, ConnectionStage::Closing { .. }) || self.is_backlogged() {
             return Ok(None);
         }
         self.decoder.next_message()
@@ -137,45 +137,45 @@ impl Connection {
     /// Takes the beginning of a hello that was continued.
     pub(crate) fn take_hello(&mut self) -> Option<Box<AcceptedHello>> {
         match &mut self.stage {
-            Stage::Greeting { hello, .. } => hello.take(),
+            ConnectionStage::Greeting { hello, .. } => hello.take(),
             _ => None,
         }
     }
 
     pub(crate) fn keep_hello(&mut self, begun: Box<AcceptedHello>) {
-        if let Stage::Greeting { hello, .. } = &mut self.stage {
+        if let ConnectionStage::Greeting { hello, .. } = &mut self.stage {
             *hello = Some(begun);
         }
     }
 
     pub(crate) fn is_open(&self) -> bool {
-        matches!(self.stage, Stage::Open { .. })
+        matches!(self.stage, ConnectionStage::Open { .. })
     }
 
     pub(crate) fn is_greeting(&self) -> bool {
-        matches!(self.stage, Stage::Greeting { .. })
+        matches!(self.stage, ConnectionStage::Greeting { .. })
     }
 
     pub(crate) fn is_closing(&self) -> bool {
-        matches!(self.stage, Stage::Closing { .. })
+        matches!(self.stage, ConnectionStage::Closing { .. })
     }
 
     pub(crate) fn begin_closing(&mut self, now_ms: u64) {
-        self.stage = Stage::Closing {
+        self.stage = ConnectionStage::Closing {
             until_ms: now_ms + CLOSING_MS,
         };
         self.decoder = Decoder::new(0);
     }
 
-    pub(crate) fn say(&mut self, now_ms: u64, frame: &ToClient) {
-        self.said_at_ms = now_ms;
+    pub(crate) fn send_frame(&mut self, now_ms: u64, frame: &ToClient) {
+        self.sent_at_ms = now_ms;
         encode_frame(frame, &mut self.out);
-        self.stuffed |= self.out.len() > STUFFED_BYTES;
+        self.backlogged |= self.out.len() > BACKLOG_BYTES;
     }
 
     /// Whether the client has too much left to receive; its own frames wait meanwhile.
-    pub(crate) fn is_stuffed(&self) -> bool {
-        self.stuffed
+    pub(crate) fn is_backlogged(&self) -> bool {
+        self.backlogged
     }
 
     /// Whether so many of its bytes wait for space on the disk that the rest must wait as well.
@@ -184,7 +184,7 @@ impl Connection {
     }
 
     /// Frees the buffers that a quiet connection does not need.
-    pub(crate) fn rest(&mut self) {
+    pub(crate) fn shrink_buffers(&mut self) {
         self.decoder.rest();
         if self.out.is_empty() {
             self.out = BytesMut::new();
@@ -197,10 +197,10 @@ impl Connection {
 
     pub(crate) fn sent(&mut self, now_ms: u64, bytes: usize) {
         self.out.advance(bytes);
-        if self.stuffed && bytes > 0 {
+        if self.backlogged && bytes > 0 {
             // It receives its bytes, and its own frames are not read meanwhile.
-            self.heard_at_ms = now_ms;
-            self.stuffed = self.out.len() > LOW_WATER_BYTES;
+            self.received_at_ms = now_ms;
+            self.backlogged = self.out.len() > LOW_WATER_BYTES;
         }
         if self.out.is_empty() && self.out.capacity() > KEPT_BYTES {
             self.out = BytesMut::new();
@@ -216,33 +216,39 @@ impl Connection {
     }
 
     /// Excuses a client's silence for a time in which we did not read.
-    pub(crate) fn forgive(&mut self, now_ms: u64, deaf_ms: u64) {
-        self.heard_at_ms = self.heard_at_ms.saturating_add(deaf_ms).min(now_ms);
-        if let Stage::Greeting { until_ms, .. } = &mut self.stage {
-            *until_ms = until_ms.saturating_add(deaf_ms).min(now_ms + GREETING_MS);
+    pub(crate) fn excuse_silence(&mut self, now_ms: u64, unread_ms: u64) {
+        self.received_at_ms = self.received_at_ms.saturating_add(unread_ms).min(now_ms);
+        if let ConnectionStage::Greeting { until_ms, .. } = &mut self.stage {
+            *until_ms = until_ms.saturating_add(unread_ms).min(now_ms + GREETING_MS);
         }
     }
 
-    pub(crate) fn due(&self, now_ms: u64) -> Due {
+    pub(crate) fn due(&self, now_ms: u64) -> DueAction {
         match self.stage {
-            Stage::Greeting { until_ms, .. } if now_ms >= until_ms => Due::NoHello,
-            Stage::Closing { until_ms } if now_ms >= until_ms => Due::GiveUp,
-            Stage::Open { heartbeat_ms, .. } if now_ms >= self.heard_at_ms + heartbeat_ms => {
-                Due::Silent { heartbeat_ms }
+            ConnectionStage::Greeting { until_ms, .. } if now_ms >= until_ms => DueAction::NoHello,
+            ConnectionStage::Closing { until_ms } if now_ms >= until_ms => DueAction::GiveUp,
+            ConnectionStage::Open { heartbeat_ms, .. }
+                if now_ms >= self.received_at_ms + heartbeat_ms =>
+            {
+                DueAction::Silent { heartbeat_ms }
             }
-            Stage::Open { heartbeat_ms, .. } if now_ms >= self.said_at_ms + heartbeat_ms / 3 => {
-                Due::SaySomething
+            ConnectionStage::Open { heartbeat_ms, .. }
+                if now_ms >= self.sent_at_ms + heartbeat_ms / 3 =>
+            {
+                DueAction::SendPong
             }
-            _ => Due::Nothing,
+            _ => DueAction::Nothing,
         }
     }
 
-    /// Returns the time to call [`Connection::due`] again, unless more is sent or received before.
+    /// Returns the time to call [`ClientConnection::due`] again, unless more is sent or received before.
     pub(crate) fn next_deadline_ms(&self) -> u64 {
         match self.stage {
-            Stage::Greeting { until_ms, .. } | Stage::Closing { until_ms } => until_ms,
-            Stage::Open { heartbeat_ms, .. } => {
-                (self.heard_at_ms + heartbeat_ms).min(self.said_at_ms + heartbeat_ms / 3)
+            ConnectionStage::Greeting { until_ms, .. } | ConnectionStage::Closing { until_ms } => {
+                until_ms
+            }
+            ConnectionStage::Open { heartbeat_ms, .. } => {
+                (self.received_at_ms + heartbeat_ms).min(self.sent_at_ms + heartbeat_ms / 3)
             }
         }
     }

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 
 /// Makes this process independent of the one that started it: a session of its own (no terminal can
 /// end it), `/` for a working directory (it keeps no file system busy), and none of the files that
-/// it inherited. Standard error stays until [`let_go_of_stderr`]: why a start failed is said there. Returns
+/// it inherited. Standard error stays until [`release_stderr`]: why a start failed is said there. Returns
 /// the former standard input.
 ///
 /// # Safety
@@ -31,7 +31,7 @@ pub unsafe fn detach() -> io::Result<OwnedFd> {
     Ok(input)
 }
 
-pub fn let_go_of_stderr() -> io::Result<()> {
+pub fn release_stderr() -> io::Result<()> {
     let nothing = File::options().write(true).open("/dev/null")?;
     rustix::stdio::dup2_stderr(&nothing)?;
     Ok(())

@@ -28,11 +28,11 @@ use penstock_message::Space;
 use penstock_wire::proto::{self, ToClient, close::Why};
 use rustc_hash::FxHashMap;
 
-use crate::connection::{Connection, Due};
+use crate::connection::{ClientConnection, DueAction};
 use crate::histogram::Histogram;
 use crate::token::Token;
 use disk::DiskState;
-use incoming::Refused;
+use incoming::RefusedFrame;
 
 mod disk;
 mod incoming;
@@ -48,7 +48,7 @@ const UNWRITTEN_HIGH_BYTES: usize = 64 << 20;
 /// Delay of a tick from which on this process did not run meanwhile.
 const STALL_MS: u64 = 250;
 /// Time that an orderly stop may take before the rest is cut.
-const ENDING_MS: u64 = 5_000;
+const SHUTDOWN_MS: u64 = 5_000;
 
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
@@ -71,7 +71,7 @@ pub struct Engine {
     broker: Broker,
     journal: Journal,
     journal_format: u32,
-    connections: FxHashMap<ConnId, Connection>,
+    connections: FxHashMap<ConnId, ClientConnection>,
     now: Now,
 
     /// Connections with something to send, each once.
@@ -80,7 +80,7 @@ pub struct Engine {
     to_close: VecDeque<ConnId>,
     /// Connections that may not have said hello yet, oldest first.
     greeting: VecDeque<ConnId>,
-    /// When to look at which connection. Each stands here once for its `looked_at_ms`, which may be too
+    /// When to look at which connection. Each stands here once for its `check_at_ms`, which may be too
     /// early, never too late; other entries are stale.
     connections_due: BinaryHeap<Reverse<(u64, ConnId)>>,
     /// Last result of `next_deadline_ms`; a tick much after it betrays a stall.
@@ -99,14 +99,14 @@ pub struct Engine {
     steps_fit: bool,
     /// Settlements that wait for space, in the order in which they came.
     blocked: VecDeque<(ConnId, Input)>,
-    memory: Memory,
+    memory: MemoryUse,
     /// Time that the shell's loop has worked.
     worked_ns: u64,
     stop_requested: bool,
     /// Time by which clients have moved the clock on since the shell asked, and since the start.
     clock_move_ms: u64,
     clock_moved_ms: u64,
-    end: End,
+    lifecycle: Lifecycle,
 }
 
 /// Totals over the batches written.
@@ -119,18 +119,18 @@ struct Batches {
 
 /// Memory of the process, as the shell measures it; a limit of 0 is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Memory {
+pub struct MemoryUse {
     pub bytes: u64,
     pub limit_bytes: u64,
     pub is_full: bool,
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
-enum End {
+enum Lifecycle {
     #[default]
-    NotYet,
+    Running,
     /// Frames that were read are still answered, then every client learns of the stop.
-    Stopping { until_ms: u64, told: bool },
+    Stopping { until_ms: u64, announced: bool },
     /// The disk failed: nothing can be promised any more.
     Failed { until_ms: u64 },
 }
@@ -192,12 +192,12 @@ impl Engine {
             space: Space::Plenty,
             steps_fit: false,
             blocked: VecDeque::new(),
-            memory: Memory::default(),
+            memory: MemoryUse::default(),
             worked_ns: 0,
             stop_requested: false,
             clock_move_ms: 0,
             clock_moved_ms: 0,
-            end: End::NotYet,
+            lifecycle: Lifecycle::Running,
             options,
         };
         engine.pump();
@@ -210,22 +210,22 @@ impl Engine {
     pub fn opened(&mut self, now: Now, conn: ConnId, peer: Peer) {
         self.now = now;
         let is_one_too_many = !self.make_room();
-        let connection = Connection::new(now.mono_ms, peer);
+        let connection = ClientConnection::new(now.mono_ms, peer);
         self.connections.insert(conn, connection);
         self.greeting.push_back(conn);
-        self.look_at(conn);
-        if self.end != End::NotYet {
-            let (why, text) = self.end_reason();
+        self.schedule_check(conn);
+        if self.lifecycle != Lifecycle::Running {
+            let (why, text) = self.shutdown_reason();
             self.close(conn, why, text);
         } else if is_one_too_many {
-            self.send_away(conn);
+            self.refuse_client(conn);
         }
     }
 
     /// Whether there is room for one more client. Those without a hello have to make room for others:
     /// so silent strangers keep nobody out.
     fn make_room(&mut self) -> bool {
-        let is_greeting = |connection: &Connection| connection.is_greeting();
+        let is_greeting = |connection: &ClientConnection| connection.is_greeting();
         while let Some(oldest) = self.greeting.front().copied() {
             let greets = self.connections.get(&oldest).is_some_and(is_greeting);
             let is_full = self.connections.len() >= self.options.max_connections;
@@ -234,14 +234,14 @@ impl Engine {
             }
             self.greeting.pop_front();
             if greets {
-                self.send_away(oldest);
+                self.refuse_client(oldest);
                 return true;
             }
         }
         self.connections.len() < self.options.max_connections
     }
 
-    fn send_away(&mut self, conn: ConnId) {
+    fn refuse_client(&mut self, conn: ConnId) {
         let limit = self.options.max_connections;
         let text = format!("this broker has its {limit} connections, as many as it takes");
         self.close(conn, Why::TooManyClients, text);
@@ -253,7 +253,7 @@ impl Engine {
         let Some(connection) = self.connections.get_mut(&conn) else {
             return;
         };
-        connection.hear(now.mono_ms, bytes);
+        connection.receive(now.mono_ms, bytes);
         self.handle_frames(conn);
     }
 
@@ -265,7 +265,7 @@ impl Engine {
                 Ok(Some(frame)) => self.handle_frame(conn, frame),
                 Err(error) => Err(error.into()),
             };
-            if let Err(Refused { why, text }) = handled {
+            if let Err(RefusedFrame { why, text }) = handled {
                 self.close(conn, why, text);
             }
         }
@@ -289,14 +289,14 @@ impl Engine {
     /// absence is judged.
     pub fn tick(&mut self, now: Now) {
         self.now = now;
-        self.forgive_our_silence();
-        self.judge_connections();
+        self.excuse_silence_after_stall();
+        self.check_connections();
         self.broker.handle_deadline(now);
         self.reclaim();
     }
 
     /// Sets the memory that the process uses. Beyond its limit no new work is taken.
-    pub fn memory_measured(&mut self, now: Now, memory: Memory) {
+    pub fn memory_measured(&mut self, now: Now, memory: MemoryUse) {
         self.now = now;
         if self.memory.is_full != memory.is_full {
             self.input(Input::Memory {
@@ -315,19 +315,19 @@ impl Engine {
     /// Fails for good after a write or a sync has failed: nothing more is confirmed, every client learns of it.
     pub fn disk_failed(&mut self, now: Now) {
         self.now = now;
-        self.end = End::Failed {
-            until_ms: now.mono_ms + ENDING_MS,
+        self.lifecycle = Lifecycle::Failed {
+            until_ms: now.mono_ms + SHUTDOWN_MS,
         };
-        self.tell_all();
+        self.close_all();
     }
 
     /// Stops in order: frames that were read are still answered and get on disk, then every client learns of it.
     pub fn stop(&mut self, now: Now) {
         self.now = now;
-        if self.end == End::NotYet {
-            self.end = End::Stopping {
-                until_ms: now.mono_ms + ENDING_MS,
-                told: false,
+        if self.lifecycle == Lifecycle::Running {
+            self.lifecycle = Lifecycle::Stopping {
+                until_ms: now.mono_ms + SHUTDOWN_MS,
+                announced: false,
             };
         }
     }
@@ -354,7 +354,7 @@ impl Engine {
     pub fn outgoing(&self, conn: ConnId) -> &[u8] {
         self.connections
             .get(&conn)
-            .map_or(&[], Connection::outgoing)
+            .map_or(&[], ClientConnection::outgoing)
     }
 
     pub fn transmitted(&mut self, now: Now, conn: ConnId, bytes: usize) {
@@ -362,9 +362,9 @@ impl Engine {
         let Some(connection) = self.connections.get_mut(&conn) else {
             return;
         };
-        let was_stuffed = connection.is_stuffed();
+        let was_backlogged = connection.is_backlogged();
         connection.sent(now.mono_ms, bytes);
-        let is_heard_again = was_stuffed && !connection.is_stuffed();
+        let may_read_again = was_backlogged && !connection.is_backlogged();
         if connection.is_closing() && connection.outgoing().is_empty() {
             self.connections.remove(&conn);
             self.to_close.push_back(conn);
@@ -373,16 +373,16 @@ impl Engine {
             let writable = true;
             self.broker.handle(now, Input::Writable { conn, writable });
         }
-        if is_heard_again {
+        if may_read_again {
             self.handle_frames(conn);
         }
     }
 
     /// Whether this client may be read from: one that does not receive its waiting bytes must wait.
-    pub fn hears(&self, conn: ConnId) -> bool {
+    pub fn may_read(&self, conn: ConnId) -> bool {
         self.connections
             .get(&conn)
-            .is_none_or(|connection| !connection.is_stuffed() && !connection.is_blocked())
+            .is_none_or(|connection| !connection.is_backlogged() && !connection.is_blocked())
     }
 
     /// Returns a connection to close: the engine has forgotten it. All was sent that could be; let the other
@@ -393,9 +393,9 @@ impl Engine {
 
     /// Returns the time of the next [`Engine::tick`] and [`Engine::take_batch`], on the monotonic clock.
     pub fn next_deadline_ms(&mut self) -> Option<u64> {
-        let ending = match self.end {
-            End::NotYet => None,
-            End::Stopping { until_ms, .. } | End::Failed { until_ms } => Some(until_ms),
+        let ending = match self.lifecycle {
+            Lifecycle::Running => None,
+            Lifecycle::Stopping { until_ms, .. } | Lifecycle::Failed { until_ms } => Some(until_ms),
         };
         let connections = self.connections_due.peek().map(|Reverse((at, _))| *at);
         self.promised_ms = [
@@ -411,8 +411,8 @@ impl Engine {
     }
 
     /// Whether clients may be read from: they must wait while too much waits for the disk.
-    pub fn takes_input(&self) -> bool {
-        self.end == End::NotYet && self.journal.waiting_bytes() < UNWRITTEN_HIGH_BYTES
+    pub fn accepts_input(&self) -> bool {
+        self.lifecycle == Lifecycle::Running && self.journal.waiting_bytes() < UNWRITTEN_HIGH_BYTES
     }
 
     /// Whether a client has asked this broker to stop, and may do so.
@@ -428,13 +428,18 @@ impl Engine {
 
     /// Whether nothing is left to do, after [`Engine::stop`] or [`Engine::disk_failed`].
     pub fn is_over(&self) -> bool {
-        match self.end {
-            End::NotYet => false,
-            End::Stopping { until_ms, told } => {
-                let done = told && self.connections.is_empty() && self.disk.closed;
+        match self.lifecycle {
+            Lifecycle::Running => false,
+            Lifecycle::Stopping {
+                until_ms,
+                announced,
+            } => {
+                let done = announced && self.connections.is_empty() && self.disk.closed;
                 done || self.now.mono_ms >= until_ms
             }
-            End::Failed { until_ms } => self.connections.is_empty() || self.now.mono_ms >= until_ms,
+            Lifecycle::Failed { until_ms } => {
+                self.connections.is_empty() || self.now.mono_ms >= until_ms
+            }
         }
     }
 
@@ -452,11 +457,11 @@ impl Engine {
 
     /// Moves on the decisions of the core: records to the journal, outputs to their connections.
     fn pump(&mut self) {
-        if matches!(self.end, End::Failed { .. }) {
+        if matches!(self.lifecycle, Lifecycle::Failed { .. }) {
             return;
         }
         if self.space == Space::NoSettlements {
-            self.look_at_space();
+            self.update_space();
         }
         self.append_records();
         while let Some(output) = self.broker.poll_output() {
@@ -483,12 +488,12 @@ impl Engine {
             }),
             ..ToClient::default()
         };
-        self.say(conn, &frame);
-        self.leave(conn, false);
+        self.send_frame(conn, &frame);
+        self.end_connection(conn, false);
     }
 
     /// Ends a connection on our side, once its waiting bytes are sent.
-    fn leave(&mut self, conn: ConnId, clean: bool) {
+    fn end_connection(&mut self, conn: ConnId, clean: bool) {
         let Some(connection) = self.connections.get_mut(&conn) else {
             return;
         };
@@ -504,9 +509,9 @@ impl Engine {
         if connection.outgoing().is_empty() {
             self.drop_connection(conn);
         } else {
-            self.look_at(conn);
+            self.schedule_check(conn);
         }
-        if was_open && !matches!(self.end, End::Failed { .. }) {
+        if was_open && !matches!(self.lifecycle, Lifecycle::Failed { .. }) {
             self.input(Input::Disconnected { conn, clean });
         }
     }
@@ -517,7 +522,7 @@ impl Engine {
         }
     }
 
-    fn connections_where(&self, wanted: impl Fn(&Connection) -> bool) -> Vec<ConnId> {
+    fn connections_where(&self, wanted: impl Fn(&ClientConnection) -> bool) -> Vec<ConnId> {
         let mut found: Vec<ConnId> = self
             .connections
             .iter()
@@ -533,33 +538,33 @@ impl Engine {
 
     /// Excuses clients' silence after a stall: a process that was stopped, or starved of CPU, has not read; nor has
     /// one that reads nothing because its disk is slow.
-    fn forgive_our_silence(&mut self) {
+    fn excuse_silence_after_stall(&mut self) {
         let now_ms = self.now.mono_ms;
         let promised_ms = self.promised_ms.take().unwrap_or(now_ms);
-        let deaf_ms = match self.takes_input() {
+        let unread_ms = match self.accepts_input() {
             true => now_ms.saturating_sub(promised_ms),
             false => u64::MAX,
         };
-        if deaf_ms > STALL_MS {
+        if unread_ms > STALL_MS {
             for connection in self.connections.values_mut() {
-                connection.forgive(now_ms, deaf_ms);
+                connection.excuse_silence(now_ms, unread_ms);
             }
         }
     }
 
     /// Makes sure that the deadline of this connection is not missed.
-    fn look_at(&mut self, conn: ConnId) {
+    fn schedule_check(&mut self, conn: ConnId) {
         let Some(connection) = self.connections.get_mut(&conn) else {
             return;
         };
         let at_ms = connection.next_deadline_ms();
-        if at_ms < connection.looked_at_ms {
-            connection.looked_at_ms = at_ms;
+        if at_ms < connection.check_at_ms {
+            connection.check_at_ms = at_ms;
             self.connections_due.push(Reverse((at_ms, conn)));
         }
     }
 
-    fn judge_connections(&mut self) {
+    fn check_connections(&mut self) {
         let now_ms = self.now.mono_ms;
         while let Some(Reverse((at_ms, conn))) = self.connections_due.peek().copied()
             && at_ms <= now_ms
@@ -568,42 +573,42 @@ impl Engine {
             let Some(connection) = self.connections.get_mut(&conn) else {
                 continue;
             };
-            if connection.looked_at_ms != at_ms {
+            if connection.check_at_ms != at_ms {
                 continue;
             }
-            connection.looked_at_ms = u64::MAX;
+            connection.check_at_ms = u64::MAX;
             match connection.due(now_ms) {
-                Due::Nothing => {}
-                Due::SaySomething => {
-                    connection.rest();
+                DueAction::Nothing => {}
+                DueAction::SendPong => {
+                    connection.shrink_buffers();
                     let pong = ToClient {
                         pong: true,
                         ..ToClient::default()
                     };
-                    self.say(conn, &pong);
+                    self.send_frame(conn, &pong);
                 }
-                Due::NoHello => {
+                DueAction::NoHello => {
                     self.close(conn, Why::Protocol, "no hello came in time".to_owned());
                 }
                 // It is we who don't read what it says.
-                Due::Silent { .. } if connection.is_blocked() => {
-                    connection.forgive(now_ms, u64::MAX);
+                DueAction::Silent { .. } if connection.is_blocked() => {
+                    connection.excuse_silence(now_ms, u64::MAX);
                 }
-                Due::Silent { heartbeat_ms } => {
+                DueAction::Silent { heartbeat_ms } => {
                     let text = format!("nothing was heard of this client for {heartbeat_ms} ms");
                     self.close(conn, Why::Protocol, text);
                 }
-                Due::GiveUp => self.drop_connection(conn),
+                DueAction::GiveUp => self.drop_connection(conn),
             }
-            self.look_at(conn);
+            self.schedule_check(conn);
         }
     }
 
     // How it works: the end.
 
-    fn end_reason(&self) -> (Why, String) {
-        match self.end {
-            End::Failed { .. } => (
+    fn shutdown_reason(&self) -> (Why, String) {
+        match self.lifecycle {
+            Lifecycle::Failed { .. } => (
                 Why::Failed,
                 "the broker's disk failed: what was not confirmed may be lost".to_owned(),
             ),
@@ -611,8 +616,8 @@ impl Engine {
         }
     }
 
-    fn tell_all(&mut self) {
-        let (why, text) = self.end_reason();
+    fn close_all(&mut self) {
+        let (why, text) = self.shutdown_reason();
         for conn in self.connections_where(|connection| !connection.is_closing()) {
             self.close(conn, why, text.clone());
         }
@@ -620,20 +625,20 @@ impl Engine {
 
     /// Tells clients of the stop once all confirms are on disk and on their way to them.
     fn advance_stopping(&mut self) {
-        let End::Stopping {
+        let Lifecycle::Stopping {
             until_ms,
-            told: false,
-        } = self.end
+            announced: false,
+        } = self.lifecycle
         else {
             return;
         };
         let settled = self.disk.synced == self.disk.appended && !self.disk.in_flight;
         if settled {
-            self.end = End::Stopping {
+            self.lifecycle = Lifecycle::Stopping {
                 until_ms,
-                told: true,
+                announced: true,
             };
-            self.tell_all();
+            self.close_all();
         }
     }
 }

@@ -6,12 +6,12 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 const MOST_BY_DEFAULT: u64 = 50_000;
 
 /// Most closed connections that are kept open a moment longer, so that their clients can read why.
-pub(crate) const MOST_LEAVING: usize = 64;
+pub(crate) const MAX_CLOSING: usize = 64;
 
-/// Files that the journal, the listeners and the process itself may have open, and [`MOST_LEAVING`].
+/// Files that the journal, the listeners and the process itself may have open, and [`MAX_CLOSING`].
 fn reserved(files: u64) -> u64 {
     let own = (files / 8).clamp(48, 512);
-    own + MOST_LEAVING as u64
+    own + MAX_CLOSING as u64
 }
 
 /// Lets this process open as many files as the system allows; returns how many.

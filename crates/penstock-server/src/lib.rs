@@ -4,21 +4,21 @@
 
 mod connection;
 mod detach;
+mod directory_lock;
 mod engine;
 mod files;
-mod guard;
 mod histogram;
 mod listen;
-mod memory;
 mod panics;
+mod process_memory;
 mod reader;
 mod shell;
 mod token;
 mod writer;
 
-pub use detach::{detach, let_go_of_stderr};
-pub use engine::{Engine, EngineOptions, Memory, Peer, ReadTask, WriterTask};
-pub use guard::LocalGuard;
+pub use detach::{detach, release_stderr};
+pub use directory_lock::DirectoryLock;
+pub use engine::{Engine, EngineOptions, MemoryUse, Peer, ReadTask, WriterTask};
 pub use listen::{ListenAddress, ListenError};
 pub use shell::{Home, LocalOptions, OnlyClient, Server, ServerError, ServerOptions};
 pub use token::{Token, TokenError};

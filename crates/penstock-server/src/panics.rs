@@ -1,7 +1,7 @@
 //! Stops the process with the first panic, in any thread: a broken invariant must not write.
 
 /// Makes sure that no thread runs another line once one has panicked.
-pub(crate) fn end_with_the_first() {
+pub(crate) fn abort_on_first_panic() {
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         tracing::error!(
@@ -14,10 +14,13 @@ pub(crate) fn end_with_the_first() {
 
 /// Panics in the thread that `PENSTOCK_TEST_PANIC` names, to show what becomes of it. No release has this.
 #[cfg(debug_assertions)]
-pub(crate) fn panic_if_told(thread: &str) {
-    let told = std::env::var("PENSTOCK_TEST_PANIC");
-    assert!(told.as_deref() != Ok(thread), "PENSTOCK_TEST_PANIC says so");
+pub(crate) fn panic_if_asked(thread: &str) {
+    let asked = std::env::var("PENSTOCK_TEST_PANIC");
+    assert!(
+        asked.as_deref() != Ok(thread),
+        "PENSTOCK_TEST_PANIC says so"
+    );
 }
 
 #[cfg(not(debug_assertions))]
-pub(crate) fn panic_if_told(_thread: &str) {}
+pub(crate) fn panic_if_asked(_thread: &str) {}

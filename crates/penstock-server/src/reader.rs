@@ -34,7 +34,7 @@ impl ReaderThread {
         };
         thread::Builder::new()
             .name("journal-reader".to_owned())
-            .spawn(move || read_until_told(reader, &todo, &tell))?;
+            .spawn(move || run_reader(reader, &todo, &tell))?;
         Ok(Self { tasks, done })
     }
 
@@ -45,7 +45,7 @@ impl ReaderThread {
     }
 }
 
-fn read_until_told<S: Storage>(
+fn run_reader<S: Storage>(
     mut reader: RecordReader<S>,
     todo: &Receiver<ReadTask>,
     tell: &impl Fn(ReadTask),

@@ -33,15 +33,15 @@ use rustix::io::Errno;
 use rustix::net::Shutdown;
 use signal_hook::consts::{SIGINT, SIGTERM, SIGXFSZ};
 
+use crate::directory_lock::DirectoryLock;
 use crate::engine::{Engine, EngineOptions, Peer};
-use crate::files::{self, MOST_LEAVING};
-use crate::guard::LocalGuard;
+use crate::files::{self, MAX_CLOSING};
 use crate::listen::{ListenAddress, ListenError, Listener};
-use crate::memory::{self, Gauge, default_limit, give_back};
 use crate::panics;
+use crate::process_memory::{self, Gauge, default_limit, trim_heap};
 use crate::reader::ReaderThread;
 use crate::token::Token as Secret;
-use crate::writer::{Report, WriterThread, measure_sync};
+use crate::writer::{WriterReport, WriterThread, measure_sync};
 
 const WAKER: Token = Token(0);
 const SIGNALS: Token = Token(1);
@@ -57,10 +57,10 @@ const ACCEPTS_AT_ONCE: usize = 64;
 /// Bytes that are read of one connection before the others get their turn.
 const READ_BYTES: usize = 256 << 10;
 /// Time for the client of a closed connection to read the reason.
-const FAREWELL: Duration = Duration::from_millis(500);
+const CLOSING_TIME: Duration = Duration::from_millis(500);
 /// Interval of trying again after accepting failed, and at which a local broker looks whether its
 /// directory is still there.
-const LOOK_AROUND: Duration = Duration::from_secs(1);
+const RECHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub struct ServerOptions {
@@ -97,7 +97,7 @@ pub struct OnlyClient {
 
 #[derive(Debug)]
 pub struct LocalOptions {
-    pub guard: LocalGuard,
+    pub lock: DirectoryLock,
     /// Time from the last client's disconnection until the broker exits.
     pub linger: Duration,
 }
@@ -151,21 +151,21 @@ pub struct Server {
     /// Connections that may have something to read.
     readable: FxHashSet<ConnId>,
     /// Connections like those in `readable` that are not read, because they do not receive their waiting bytes.
-    unheard: FxHashSet<ConnId>,
+    unread: FxHashSet<ConnId>,
     memory: Gauge,
     /// Connections that the engine has forgotten, but whose other side may not have read everything.
-    leaving: FxHashMap<ConnId, (Socket, Instant)>,
+    closing: FxHashMap<ConnId, (Socket, Instant)>,
     next_conn: u64,
     read_buffer: Vec<u8>,
-    clock: Clock,
+    clock: ServerClock,
     local: Option<LocalOptions>,
     /// Descriptor that becomes readable when the process of the only client exits. Held for that alone.
     _only_client: Option<OwnedFd>,
     is_in_memory: bool,
     /// Time since which a local broker has had no client.
-    alone_since: Option<Instant>,
-    look_around_at: Instant,
-    ending: bool,
+    no_clients_since: Option<Instant>,
+    recheck_at: Instant,
+    stopping: bool,
     failure: Option<WriteError>,
 }
 
@@ -177,14 +177,14 @@ struct Socket {
     half_closed: bool,
 }
 
-struct Clock {
+struct ServerClock {
     zero: Instant,
     /// Time by which a client has moved it on.
     moved_ms: u64,
     boot_id: Option<[u8; 16]>,
 }
 
-impl Clock {
+impl ServerClock {
     fn start() -> Self {
         Self {
             zero: Instant::now(),
@@ -213,7 +213,7 @@ impl Clock {
 }
 
 /// Adapts the options to a machine with this much memory and disk, and draws their random numbers.
-fn suit_machine(
+fn options_for_machine(
     mut broker: BrokerOptions,
     memory_limit_bytes: u64,
     disk_bytes: u64,
@@ -236,7 +236,7 @@ fn suit_machine(
 }
 
 /// Adapts the options to a journal in memory.
-fn suit_memory(mut broker: BrokerOptions) -> io::Result<(BrokerOptions, JournalOptions)> {
+fn options_in_memory(mut broker: BrokerOptions) -> io::Result<(BrokerOptions, JournalOptions)> {
     broker.hash_seed = getrandom::u64()?;
     // What is read back from memory needs no second copy.
     broker.resident_bodies_bytes = None;
@@ -251,18 +251,18 @@ fn suit_memory(mut broker: BrokerOptions) -> io::Result<(BrokerOptions, JournalO
 }
 
 /// An engine with its threads.
-struct Opened {
+struct OpenedEngine {
     engine: Engine,
     writer: WriterThread,
     reader: ReaderThread,
     report: RecoveryReport,
 }
 
-impl Opened {
+impl OpenedEngine {
     fn open<S: Storage>(
         storage: S,
         options: EngineOptions,
-        clock: &Clock,
+        clock: &ServerClock,
         waker: &Arc<Waker>,
     ) -> Result<Self, ServerError> {
         let (engine, writer, report) = Engine::open(storage, options, || clock.now())?;
@@ -307,14 +307,14 @@ fn milliseconds_since_boot() -> u64 {
 
 impl Server {
     pub fn start(options: ServerOptions) -> Result<Self, ServerError> {
-        panics::end_with_the_first();
+        panics::abort_on_first_panic();
         let files = files::raise_limit();
         let max_connections =
             files::connections(options.max_connections, files).map_err(|room| {
                 let wanted = options.max_connections.unwrap_or_default();
                 ServerError::TooManyConnections { wanted, room }
             })?;
-        let clock = Clock::start();
+        let clock = ServerClock::start();
         let poll = Poll::new().map_err(ServerError::system("wait for events"))?;
         let waker = Waker::new(poll.registry(), WAKER)
             .map_err(ServerError::system("wait for the writer"))?;
@@ -326,11 +326,11 @@ impl Server {
             listeners.extend(Listener::open(address, has_token)?);
         }
         if let Some(local) = &options.local {
-            listeners.push(Listener::open_local(local.guard.paths())?);
+            listeners.push(Listener::open_local(local.lock.paths())?);
         }
 
         let memory_limit_bytes = options.memory_limit_bytes.unwrap_or_else(default_limit);
-        if let Some(warning) = memory::warning(memory::usable_bytes()) {
+        if let Some(warning) = process_memory::warning(process_memory::usable_bytes()) {
             tracing::warn!("{warning}");
         }
         let is_in_memory = matches!(options.home, Home::Memory(_));
@@ -352,30 +352,30 @@ impl Server {
                 let storage = DiskStorage::open(&journal).map_err(directory)?;
                 let disk_bytes = storage.disk_bytes().map_err(directory)?;
                 let (broker, mut options_of_journal) =
-                    suit_machine(options.broker, memory_limit_bytes, disk_bytes)
+                    options_for_machine(options.broker, memory_limit_bytes, disk_bytes)
                         .map_err(ServerError::system("draw random numbers"))?;
                 // Nobody else can upgrade the journal of a local broker: its clients start it unasked.
                 options_of_journal.upgrades = options.local.is_some();
                 let in_place = storage.overwrites_in_place().map_err(directory)?;
                 options_of_journal.keep_reserve(disk_bytes, in_place);
                 let engine_options = engine_options(broker, options_of_journal);
-                let opened = Opened::open(storage.clone(), engine_options, &clock, &waker)?;
+                let opened = OpenedEngine::open(storage.clone(), engine_options, &clock, &waker)?;
                 log_recovery(&journal, &opened.report, clock.zero.elapsed());
                 measure_sync(storage).map_err(ServerError::system("start a thread"))?;
                 (opened, None)
             }
             Home::Memory(client) => {
-                let (broker, journal) = suit_memory(options.broker)
+                let (broker, journal) = options_in_memory(options.broker)
                     .map_err(ServerError::system("draw random numbers"))?;
                 let storage = SimStorage::new();
                 let engine_options = engine_options(broker, journal);
-                let opened = Opened::open(storage, engine_options, &clock, &waker)?;
+                let opened = OpenedEngine::open(storage, engine_options, &clock, &waker)?;
                 (opened, Some(client))
             }
         };
         // What it took to read the journal.
-        give_back();
-        let Opened {
+        trim_heap();
+        let OpenedEngine {
             engine,
             writer,
             reader,
@@ -407,24 +407,24 @@ impl Server {
             signals,
             sockets: FxHashMap::default(),
             readable: FxHashSet::default(),
-            unheard: FxHashSet::default(),
+            unread: FxHashSet::default(),
             memory: Gauge::new(memory_limit_bytes),
-            leaving: FxHashMap::default(),
+            closing: FxHashMap::default(),
             next_conn: FIRST_CONNECTION,
             read_buffer: vec![0; READ_BYTES],
             clock,
             local: options.local,
             _only_client: watched,
             is_in_memory,
-            alone_since: Some(Instant::now()),
-            look_around_at: Instant::now(),
-            ending: false,
+            no_clients_since: Some(Instant::now()),
+            recheck_at: Instant::now(),
+            stopping: false,
             failure: None,
         };
         if let Some(client) = only_client {
             rustix::io::ioctl_fionbio(&client.socket, true)
                 .map_err(io::Error::from)
-                .and_then(|()| server.let_in(client.socket, Peer::Trusted))
+                .and_then(|()| server.add_client(client.socket, Peer::Trusted))
                 .map_err(ServerError::system("take the client"))?;
         }
         Ok(server)
@@ -437,8 +437,8 @@ impl Server {
         // Passes in a row after which somebody may still wait to be heard.
         let mut full_passes = 0;
         loop {
-            let patience = self.patience();
-            match self.poll.poll(&mut events, patience) {
+            let poll_timeout = self.poll_timeout();
+            match self.poll.poll(&mut events, poll_timeout) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 outcome => outcome.map_err(ServerError::system("wait for events"))?,
             }
@@ -452,45 +452,46 @@ impl Server {
                     Token(token) if (token as u64) < FIRST_CONNECTION => {
                         self.accept_at = Some(Instant::now())
                     }
-                    Token(token) => self.note(ConnId(token as u64), event),
+                    Token(token) => self.handle_event(ConnId(token as u64), event),
                 }
             }
             if self.accept_at.is_some_and(|at| at <= Instant::now()) {
                 self.accept_all();
             }
-            self.read_some();
-            self.hear_the_writer();
+            self.read_ready();
+            self.handle_writer_reports();
             if let Some(memory) = self.memory.measure() {
                 self.engine.memory_measured(self.clock.now(), memory);
             }
-            self.memory.lives(self.engine.broker().live_bytes());
+            self.memory
+                .set_live_bytes(self.engine.broker().live_bytes());
             while let Ok(task) = self.reader.done.try_recv() {
                 self.engine.reads_done(self.clock.now(), task);
             }
             // What has arrived is heard before the absence of something is judged; but all have had their
             // turn after some passes, however much they say.
             full_passes += 1;
-            let has_heard_all = events.iter().count() < EVENTS_AT_ONCE;
-            if has_heard_all || full_passes * EVENTS_AT_ONCE > self.sockets.len() {
+            let has_read_all = events.iter().count() < EVENTS_AT_ONCE;
+            if has_read_all || full_passes * EVENTS_AT_ONCE > self.sockets.len() {
                 full_passes = 0;
                 self.tick_when_due();
             }
 
-            if !self.ending && (stop || self.engine.stop_requested() || self.should_leave()) {
-                self.ending = true;
+            if !self.stopping && (stop || self.engine.stop_requested() || self.should_exit()) {
+                self.stopping = true;
                 self.engine.stop(self.clock.now());
             }
             if let Some(task) = self.engine.take_batch(self.clock.now()) {
-                panics::panic_if_told("loop");
+                panics::panic_if_asked("loop");
                 self.writer.carry_out(task);
             }
             if let Some(task) = self.engine.take_reads(self.clock.now()) {
                 self.reader.carry_out(task);
             }
             self.flush();
-            self.let_go();
+            self.drop_expired();
             self.engine.worked(began.elapsed().as_nanos() as u64);
-            if self.engine.is_over() && self.leaving.is_empty() {
+            if self.engine.is_over() && self.closing.is_empty() {
                 break;
             }
         }
@@ -498,7 +499,7 @@ impl Server {
         if self
             .local
             .as_ref()
-            .is_none_or(|local| local.guard.directory_is_ours())
+            .is_none_or(|local| local.lock.directory_is_ours())
         {
             self.listeners.iter().for_each(Listener::remove_socket);
         }
@@ -512,17 +513,17 @@ impl Server {
     }
 
     /// Returns the time to wait for events.
-    fn patience(&mut self) -> Option<Duration> {
-        if self.engine.takes_input() && !self.readable.is_empty() {
+    fn poll_timeout(&mut self) -> Option<Duration> {
+        if self.engine.accepts_input() && !self.readable.is_empty() {
             return Some(Duration::ZERO);
         }
         let due = self.engine.next_deadline_ms();
         let deadlines = [
             due.map(|due_ms| self.clock.at(due_ms)),
-            self.leaving.values().map(|(_, until)| *until).min(),
+            self.closing.values().map(|(_, until)| *until).min(),
             self.accept_at,
-            self.local.is_some().then_some(self.look_around_at),
-            self.alone_until(),
+            self.local.is_some().then_some(self.recheck_at),
+            self.lingers_until(),
             self.memory.deadline(),
         ];
         let next = deadlines.into_iter().flatten().min()?;
@@ -536,15 +537,15 @@ impl Server {
         matches!(self.signals.read(&mut signals), Ok(count) if count > 0)
     }
 
-    fn note(&mut self, conn: ConnId, event: &Event) {
+    fn handle_event(&mut self, conn: ConnId, event: &Event) {
         if event.is_readable() || event.is_read_closed() || event.is_error() {
             if let Some(socket) = self.sockets.get_mut(&conn) {
                 socket.half_closed |= event.is_read_closed() || event.is_error();
                 self.readable.insert(conn);
-            } else if let Some((socket, _)) = self.leaving.get(&conn)
+            } else if let Some((socket, _)) = self.closing.get(&conn)
                 && !discard(socket, &mut self.read_buffer)
             {
-                self.leaving.remove(&conn);
+                self.closing.remove(&conn);
             }
         }
         if event.is_writable()
@@ -568,25 +569,25 @@ impl Server {
                 match listener.accept() {
                     Ok(client) => new.push(client),
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                    Err(error) if is_of_the_client(&error) => {}
+                    Err(error) if concerns_client(&error) => {}
                     Err(error) => {
                         // For want of file descriptors, mostly; somebody may leave.
                         tracing::warn!("can't take a client: {error}");
-                        self.accept_at = Some(Instant::now() + LOOK_AROUND);
+                        self.accept_at = Some(Instant::now() + RECHECK_INTERVAL);
                         break;
                     }
                 }
             }
         }
         for (fd, peer) in new {
-            if let Err(error) = self.let_in(fd, peer) {
+            if let Err(error) = self.add_client(fd, peer) {
                 tracing::warn!("can't take a client: {error}");
             }
         }
     }
 
     /// Adds a client that is connected.
-    fn let_in(&mut self, fd: OwnedFd, peer: Peer) -> io::Result<()> {
+    fn add_client(&mut self, fd: OwnedFd, peer: Peer) -> io::Result<()> {
         let conn = ConnId(self.next_conn);
         self.next_conn += 1;
         let token = Token(conn.0 as usize);
@@ -605,8 +606,8 @@ impl Server {
     }
 
     /// Reads once from each connection that may have something to read.
-    fn read_some(&mut self) {
-        if !self.engine.takes_input() {
+    fn read_ready(&mut self) {
+        if !self.engine.accepts_input() {
             return;
         }
         let mut turn: Vec<ConnId> = self.readable.iter().copied().collect();
@@ -616,13 +617,13 @@ impl Server {
                 self.readable.remove(&conn);
                 continue;
             };
-            if !self.engine.hears(conn) {
+            if !self.engine.may_read(conn) {
                 self.readable.remove(&conn);
-                self.unheard.insert(conn);
+                self.unread.insert(conn);
                 continue;
             }
             match rustix::io::read(&socket.fd, &mut self.read_buffer[..]) {
-                Ok(0) => self.lose(conn),
+                Ok(0) => self.drop_client(conn),
                 Ok(count) => {
                     // A short read has emptied the socket; what comes later is a new event.
                     if count < self.read_buffer.len() && !socket.half_closed {
@@ -639,31 +640,31 @@ impl Server {
                 Err(Errno::INTR) => {}
                 Err(error) => {
                     tracing::debug!(conn = conn.0, "a connection broke: {error}");
-                    self.lose(conn);
+                    self.drop_client(conn);
                 }
             }
         }
     }
 
-    fn hear_the_writer(&mut self) {
+    fn handle_writer_reports(&mut self) {
         while let Ok(report) = self.writer.reports.try_recv() {
             let now = self.clock.now();
             match report {
-                Report::Written(through) => self.engine.batch_written(now, through),
-                Report::Done { task, sync_us } => self.engine.batch_done(now, &task, sync_us),
-                Report::SpaceChanged => {
+                WriterReport::Written(through) => self.engine.batch_written(now, through),
+                WriterReport::Done { task, sync_us } => self.engine.batch_done(now, &task, sync_us),
+                WriterReport::SpaceChanged => {
                     self.engine.space_changed(now);
                     // Those that had to wait for space may be heard again.
-                    let heard = self.unheard.iter().copied();
+                    let heard = self.unread.iter().copied();
                     let heard: Vec<ConnId> =
-                        heard.filter(|conn| self.engine.hears(*conn)).collect();
+                        heard.filter(|conn| self.engine.may_read(*conn)).collect();
                     for conn in heard {
-                        self.unheard.remove(&conn);
+                        self.unread.remove(&conn);
                         self.readable.insert(conn);
                     }
                 }
-                Report::Failed(error) => {
-                    self.ending = true;
+                WriterReport::Failed(error) => {
+                    self.stopping = true;
                     self.failure = Some(error);
                     self.engine.disk_failed(now);
                 }
@@ -689,13 +690,13 @@ impl Server {
         }
         while let Some(conn) = self.engine.poll_close() {
             self.readable.remove(&conn);
-            self.unheard.remove(&conn);
+            self.unread.remove(&conn);
             if let Some(socket) = self.sockets.remove(&conn) {
                 // Closing at once could destroy the reason before it is read.
                 let _gone = rustix::net::shutdown(&socket.fd, Shutdown::Write);
-                if discard(&socket, &mut self.read_buffer) && self.leaving.len() < MOST_LEAVING {
-                    self.leaving
-                        .insert(conn, (socket, Instant::now() + FAREWELL));
+                if discard(&socket, &mut self.read_buffer) && self.closing.len() < MAX_CLOSING {
+                    self.closing
+                        .insert(conn, (socket, Instant::now() + CLOSING_TIME));
                 }
             }
         }
@@ -714,12 +715,12 @@ impl Server {
             Ok(sent) => (sent, sent == waiting.len()),
             Err(Errno::WOULDBLOCK | Errno::INTR) => (0, false),
             // Reading finds the same, once it has heard what was said before.
-            Err(_) if self.engine.hears(conn) => {
+            Err(_) if self.engine.may_read(conn) => {
                 self.readable.insert(conn);
                 return;
             }
             Err(_) => {
-                self.lose(conn);
+                self.drop_client(conn);
                 return;
             }
         };
@@ -737,59 +738,59 @@ impl Server {
                 .reregister(&mut source, token, interest)
                 .is_err()
             {
-                self.lose(conn);
+                self.drop_client(conn);
                 return;
             }
         }
         self.engine.transmitted(self.clock.now(), conn, sent);
-        if self.engine.hears(conn) && self.unheard.remove(&conn) {
+        if self.engine.may_read(conn) && self.unread.remove(&conn) {
             self.readable.insert(conn);
         }
     }
 
-    fn lose(&mut self, conn: ConnId) {
+    fn drop_client(&mut self, conn: ConnId) {
         self.sockets.remove(&conn);
         self.readable.remove(&conn);
-        self.unheard.remove(&conn);
+        self.unread.remove(&conn);
         self.engine.closed(self.clock.now(), conn);
     }
 
-    fn let_go(&mut self) {
+    fn drop_expired(&mut self) {
         let now = Instant::now();
-        self.leaving.retain(|_, (_, until)| *until > now);
+        self.closing.retain(|_, (_, until)| *until > now);
     }
 
     // When to leave.
 
-    fn alone_until(&self) -> Option<Instant> {
+    fn lingers_until(&self) -> Option<Instant> {
         let linger = match self.is_in_memory {
             true => Duration::ZERO,
             false => self.local.as_ref()?.linger,
         };
-        Some(self.alone_since? + linger)
+        Some(self.no_clients_since? + linger)
     }
 
-    fn should_leave(&mut self) -> bool {
+    fn should_exit(&mut self) -> bool {
         let now = Instant::now();
         if self.engine.clients() > 0 {
-            self.alone_since = None;
-        } else if self.alone_since.is_none() {
-            self.alone_since = Some(now);
+            self.no_clients_since = None;
+        } else if self.no_clients_since.is_none() {
+            self.no_clients_since = Some(now);
         }
-        let mut leave = self.alone_until().is_some_and(|until| until <= now);
+        let mut leave = self.lingers_until().is_some_and(|until| until <= now);
         if leave {
             tracing::info!("no client is left");
         }
-        if now >= self.look_around_at {
-            self.look_around_at = now + LOOK_AROUND;
+        if now >= self.recheck_at {
+            self.recheck_at = now + RECHECK_INTERVAL;
             if let Some(local) = &self.local
-                && !local.guard.directory_is_ours()
+                && !local.lock.directory_is_ours()
             {
                 tracing::info!("the directory was deleted");
                 leave = true;
             }
             if !leave {
-                self.listen_at_home();
+                self.move_to_own_socket();
             }
         }
         leave
@@ -797,11 +798,11 @@ impl Server {
 
     /// Moves from the spare socket to that in the directory, once the disk has room for it. Clients that have
     /// found the spare one may go on to use it.
-    fn listen_at_home(&mut self) {
+    fn move_to_own_socket(&mut self) {
         let Some(local) = &self.local else {
             return;
         };
-        let home = &local.guard.paths().socket;
+        let home = &local.lock.paths().socket;
         let is_home = |listener: &Listener| matches!(&listener.address, ListenAddress::Unix(path) if path == home);
         if self.listeners.iter().any(is_home) {
             return;
@@ -826,7 +827,7 @@ impl Server {
 }
 
 /// Whether the error concerns only the client that was to be accepted: it has disconnected, or its network fails.
-fn is_of_the_client(error: &io::Error) -> bool {
+fn concerns_client(error: &io::Error) -> bool {
     matches!(
         Errno::from_io_error(error),
         Some(
@@ -923,7 +924,8 @@ mod tests {
     /// A seed that clients know is none: they choose ids that collide under it.
     #[test]
     fn each_server_draws_the_seed_of_its_hashes() {
-        let draw = || suit_machine(BrokerOptions::default(), 0, 1 << 30).expect("random numbers");
+        let draw =
+            || options_for_machine(BrokerOptions::default(), 0, 1 << 30).expect("random numbers");
         let ((one, _), (other, _)) = (draw(), draw());
         assert_ne!(one.hash_seed, BrokerOptions::default().hash_seed);
         assert_ne!(one.hash_seed, other.hash_seed);

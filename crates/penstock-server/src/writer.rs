@@ -9,13 +9,13 @@ use mio::Waker;
 use penstock_journal::{Spares, Storage, StoredFile, WriteError, Writer};
 
 use crate::engine::WriterTask;
-use crate::panics::panic_if_told;
+use crate::panics::panic_if_asked;
 
 /// Interval of trying a full disk again: it does not say when there is space.
 const FULL_RETRY: Duration = Duration::from_millis(250);
 
 /// Message from the writer to the loop.
-pub(crate) enum Report {
+pub(crate) enum WriterReport {
     /// Written up to here; the sync goes on.
     Written(u64),
     Done {
@@ -29,7 +29,7 @@ pub(crate) enum Report {
 
 pub(crate) struct WriterThread {
     tasks: SyncSender<WriterTask>,
-    pub(crate) reports: Receiver<Report>,
+    pub(crate) reports: Receiver<WriterReport>,
 }
 
 impl WriterThread {
@@ -37,7 +37,7 @@ impl WriterThread {
         // The engine has one task out at a time, so the channel never blocks.
         let (tasks, todo) = sync_channel::<WriterTask>(1);
         let (report, reports) = channel();
-        let tell = move |said: Report| {
+        let tell = move |said: WriterReport| {
             // The loop may have ended before us; then nobody waits for this.
             if report.send(said).is_ok() {
                 waker.wake().expect("an eventfd takes a wake-up");
@@ -46,7 +46,7 @@ impl WriterThread {
         let prepare_spare = start_spares(writer.spares(), tell.clone())?;
         thread::Builder::new()
             .name("journal-writer".to_owned())
-            .spawn(move || write_until_told(writer, &todo, &tell, &prepare_spare))?;
+            .spawn(move || run_writer(writer, &todo, &tell, &prepare_spare))?;
         Ok(Self { tasks, reports })
     }
 
@@ -57,19 +57,19 @@ impl WriterThread {
     }
 }
 
-fn write_until_told<S: Storage>(
+fn run_writer<S: Storage>(
     mut writer: Writer<S>,
     todo: &Receiver<WriterTask>,
-    tell: &impl Fn(Report),
+    tell: &impl Fn(WriterReport),
     prepare_spare: &SyncSender<()>,
 ) {
     let spares = writer.spares();
     while let Ok(task) = todo.recv() {
-        panic_if_told("writer");
+        panic_if_asked("writer");
         let start = Instant::now();
         let mut waits = false;
         let outcome = loop {
-            let told = |through| tell(Report::Written(through));
+            let told = |through| tell(WriterReport::Written(through));
             match task.carry_out(&mut writer, told) {
                 Err(error @ WriteError::DiskFull { .. }) => {
                     // Once for each batch: the log may be on the same disk.
@@ -77,7 +77,7 @@ fn write_until_told<S: Storage>(
                         tracing::warn!("{error}");
                     }
                     let made_room = spares.ran_out();
-                    tell(Report::SpaceChanged);
+                    tell(WriterReport::SpaceChanged);
                     if made_room {
                         tracing::warn!("made room by removing a file that was kept for that");
                         continue;
@@ -94,9 +94,9 @@ fn write_until_told<S: Storage>(
         match outcome {
             Ok(()) => {
                 let sync_us = start.elapsed().as_micros() as u64;
-                tell(Report::Done { task, sync_us });
+                tell(WriterReport::Done { task, sync_us });
             }
-            Err(error) => return tell(Report::Failed(error)),
+            Err(error) => return tell(WriterReport::Failed(error)),
         }
         // Asked here, since waking a thread that has nothing to do costs a lone commit 7 µs.
         if spares.wanted() {
@@ -108,7 +108,7 @@ fn write_until_told<S: Storage>(
 
 fn start_spares<S: Storage>(
     spares: Spares<S>,
-    tell: impl Fn(Report) + Send + 'static,
+    tell: impl Fn(WriterReport) + Send + 'static,
 ) -> std::io::Result<SyncSender<()>> {
     let (look, asked) = sync_channel(1);
     thread::Builder::new()
@@ -130,7 +130,11 @@ fn start_spares<S: Storage>(
 }
 
 /// Prepares the wanted spares; returns whether there was no way to.
-fn prepare_spares<S: Storage>(spares: &Spares<S>, failed: bool, tell: &impl Fn(Report)) -> bool {
+fn prepare_spares<S: Storage>(
+    spares: &Spares<S>,
+    failed: bool,
+    tell: &impl Fn(WriterReport),
+) -> bool {
     let space = spares.space();
     let mut failing = false;
     while !failing && spares.wanted() {
@@ -145,7 +149,7 @@ fn prepare_spares<S: Storage>(spares: &Spares<S>, failed: bool, tell: &impl Fn(R
     }
     if spares.space() != space {
         tracing::warn!(was = ?space, is = ?spares.space(), "the space left for the journal");
-        tell(Report::SpaceChanged);
+        tell(WriterReport::SpaceChanged);
     }
     failing
 }
@@ -228,10 +232,10 @@ mod tests {
             // spare is used. What is told a third time is that the writer waits.
             let is_done = loop {
                 match writer.reports.recv_timeout(LONG).expect("a report") {
-                    Report::Done { .. } => break true,
-                    Report::SpaceChanged if changes == 2 => break false,
-                    Report::SpaceChanged => changes += 1,
-                    Report::Written(_) | Report::Failed(_) => panic!("it failed"),
+                    WriterReport::Done { .. } => break true,
+                    WriterReport::SpaceChanged if changes == 2 => break false,
+                    WriterReport::SpaceChanged => changes += 1,
+                    WriterReport::Written(_) | WriterReport::Failed(_) => panic!("it failed"),
                 }
             };
             if !is_done {
@@ -246,9 +250,9 @@ mod tests {
         let (mut is_done, mut has_space) = (false, false);
         while !is_done || !has_space {
             match writer.reports.recv_timeout(LONG).expect("a report") {
-                Report::Done { .. } => is_done = true,
-                Report::SpaceChanged => has_space = journal.journal.space() == Space::Plenty,
-                Report::Written(_) | Report::Failed(_) => panic!("it failed"),
+                WriterReport::Done { .. } => is_done = true,
+                WriterReport::SpaceChanged => has_space = journal.journal.space() == Space::Plenty,
+                WriterReport::Written(_) | WriterReport::Failed(_) => panic!("it failed"),
             }
         }
     }

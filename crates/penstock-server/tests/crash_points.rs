@@ -16,11 +16,11 @@ use penstock_message::{
     MessageId, MessageState, Op, Query, Receipt, SessionId, StatusQuery, Tx, Value, ValueStatus,
 };
 use penstock_server::EngineOptions;
-use world::{Client, World, commit, consume, hello, message, say_hello};
+use world::{EngineClient, EngineWorld, commit, consume, hello, message, say_hello};
 
 /// One transaction each, but for the last two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
+enum WorkStep {
     Publish,
     /// It takes several batches, and with these sizes several segments.
     PublishLong,
@@ -42,9 +42,9 @@ enum Step {
     Restart,
 }
 
-use Step::*;
+use WorkStep::*;
 
-const STEPS: [Step; 14] = [
+const STEPS: [WorkStep; 14] = [
     Publish,
     PublishLong,
     PublishToThreeQueues,
@@ -68,7 +68,7 @@ const LEFTOVERS: usize = 64;
 const SMALL_LEFTOVERS: usize = 32;
 
 /// All of one step, then all of two, then as many of three as are asked for.
-fn workloads() -> impl Iterator<Item = Vec<Step>> {
+fn workloads() -> impl Iterator<Item = Vec<WorkStep>> {
     let pairs = STEPS
         .into_iter()
         .flat_map(|one| STEPS.map(|two| vec![one, two]));
@@ -90,8 +90,8 @@ fn small(options: &mut EngineOptions) {
 
 /// One who works, and remembers what was said.
 struct Person {
-    world: World,
-    client: Client,
+    world: EngineWorld,
+    client: EngineClient,
     /// Of the transaction said last.
     seq: u64,
     /// The broker's decisions, by number.
@@ -105,7 +105,7 @@ struct Person {
 impl Person {
     /// A broker with some history, so that there is something to settle, to release and to drop.
     fn new() -> Self {
-        let mut world = World::with(SimStorage::new(), small);
+        let mut world = EngineWorld::with(SimStorage::new(), small);
         let client = world.join(WORKER);
         let nobody = Lease {
             message: MessageId([0; 16]),
@@ -142,7 +142,7 @@ impl Person {
         self.ids
     }
 
-    fn do_step(&mut self, step: Step) {
+    fn do_step(&mut self, step: WorkStep) {
         let lease = self.lease;
         let ops = match step {
             Publish => vec![publish_to(&["default"], self.new_id(), 90)],
@@ -243,7 +243,7 @@ impl Person {
         if disk.is_off() {
             return;
         }
-        let Some(world) = World::open(disk, small) else {
+        let Some(world) = EngineWorld::open(disk, small) else {
             return;
         };
         self.world = world;
@@ -293,7 +293,7 @@ fn move_to(lease: Lease, queue: Option<&str>, due: Option<Due>) -> Op {
 }
 
 /// What anybody could see of a broker, but for leases: grants are not confirmed to anybody.
-fn picture(world: &mut World) -> Vec<String> {
+fn picture(world: &mut EngineWorld) -> Vec<String> {
     let looker = world.join(99);
     let mut queries: Vec<(u64, Query)> = vec![(0, Query::Status(StatusQuery::default()))];
     queries.extend((51..=120).map(|id| (id, Query::Message(MessageId([id as u8; 16])))));
@@ -345,7 +345,7 @@ fn picture(world: &mut World) -> Vec<String> {
 }
 
 /// What is there after each number of transactions, when nothing goes wrong.
-fn pictures(steps: &[Step]) -> BTreeMap<u64, Vec<String>> {
+fn pictures(steps: &[WorkStep]) -> BTreeMap<u64, Vec<String>> {
     let mut pictures = BTreeMap::new();
     for done in 0..=steps.len() {
         // The looker leaves a session behind, so each picture is of a world of its own.
@@ -359,7 +359,7 @@ fn pictures(steps: &[Step]) -> BTreeMap<u64, Vec<String>> {
 }
 
 /// The number of states that were tried.
-fn cut_power_everywhere(steps: &[Step], leftovers: usize, rng: &mut Rng) -> u64 {
+fn cut_power_everywhere(steps: &[WorkStep], leftovers: usize, rng: &mut Rng) -> u64 {
     let mut pictures = pictures(steps);
     let mut states = 0;
     for cut in 0.. {
@@ -386,11 +386,11 @@ fn cut_power_everywhere(steps: &[Step], leftovers: usize, rng: &mut Rng) -> u64 
 fn check(
     person: &Person,
     left: SimStorage,
-    steps: &[Step],
+    steps: &[WorkStep],
     pictures: &mut BTreeMap<u64, Vec<String>>,
 ) {
     let mut world =
-        World::open(left, small).unwrap_or_else(|| panic!("{steps:?}: nothing is damaged"));
+        EngineWorld::open(left, small).unwrap_or_else(|| panic!("{steps:?}: nothing is damaged"));
     let session = SessionId([WORKER; 16]);
     let found = |seq: u64| world.engine.broker().decision(&session, seq);
     let there = (1..=person.seq)

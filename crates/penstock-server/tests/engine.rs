@@ -24,7 +24,7 @@ use world::*;
 
 #[test]
 fn nothing_is_heard_before_a_hello() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let client = world.connect(Peer::Trusted);
     world.send(client, &commit(1, Durability::Disk, vec![publish(1)]));
     let (why, text) = world.farewell(client);
@@ -37,7 +37,7 @@ fn nothing_is_heard_before_a_hello() {
 
 #[test]
 fn a_first_frame_over_four_kilobytes_is_refused_by_its_length() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let client = world.connect(Peer::Trusted);
     world.send_bytes(client, &(MAX_HELLO_BYTES as u32 + 1).to_le_bytes());
     let (why, text) = world.farewell(client);
@@ -47,7 +47,7 @@ fn a_first_frame_over_four_kilobytes_is_refused_by_its_length() {
 
 #[test]
 fn whoever_says_nothing_is_let_go() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let client = world.connect(Peer::Trusted);
     world.live(4_999);
     assert!(!world.is_closed(client));
@@ -58,7 +58,7 @@ fn whoever_says_nothing_is_let_go() {
 #[test]
 fn only_the_right_token_opens() {
     fn check(token: &'static [u8], peer: Peer, expected: Option<&str>) {
-        let mut world = World::with(SimStorage::new(), |options| {
+        let mut world = EngineWorld::with(SimStorage::new(), |options| {
             options.token = Some(Token::new(b"secret").unwrap());
         });
         let client = world.connect(peer);
@@ -83,7 +83,7 @@ fn only_the_right_token_opens() {
 #[test]
 fn a_version_that_we_do_not_speak_is_refused_with_both_versions_and_what_to_install() {
     for protocol_version in [0, 1] {
-        let mut world = World::new();
+        let mut world = EngineWorld::new();
         let client = world.connect(Peer::Trusted);
         world.send(
             client,
@@ -108,7 +108,7 @@ fn a_version_that_we_do_not_speak_is_refused_with_both_versions_and_what_to_inst
 #[test]
 fn a_newer_client_is_answered_in_our_version() {
     for protocol_version in [2, 3, 7] {
-        let mut world = World::new();
+        let mut world = EngineWorld::new();
         let client = world.connect(Peer::Trusted);
         world.send(
             client,
@@ -146,7 +146,7 @@ fn the_leases_that_a_first_hello_has_room_for_always_fit() {
 #[test]
 fn a_worker_with_thousands_of_leases_keeps_them_all() {
     const JOBS: u32 = 5_000;
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let worker = world.join(1);
     for part in 0..JOBS / 1000 {
         let ids = part * 1000..(part + 1) * 1000;
@@ -195,8 +195,8 @@ fn a_worker_with_thousands_of_leases_keeps_them_all() {
 
 #[test]
 fn a_client_that_breaks_the_protocol_is_told_why_and_another_goes_on() {
-    fn check(says: &str, break_it: impl FnOnce(&mut World, Client)) {
-        let mut world = World::new();
+    fn check(says: &str, break_it: impl FnOnce(&mut EngineWorld, EngineClient)) {
+        let mut world = EngineWorld::new();
         let (bad, good) = (world.join(1), world.join(2));
         break_it(&mut world, bad);
         let (why, text) = world.farewell(bad);
@@ -251,7 +251,7 @@ fn field(number: u16, held: &[u8]) -> Vec<u8> {
 
 #[test]
 fn an_operation_and_a_question_that_the_broker_cannot_name_are_refused_each_for_itself() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let client = world.join(1);
     let unnamed_op = field(1, &field(40, b"of a later version"));
     let pause = field(1, &field(11, b"default"));
@@ -283,7 +283,7 @@ fn an_operation_and_a_question_that_the_broker_cannot_name_are_refused_each_for_
 
 #[test]
 fn garbage_after_good_frames_does_not_undo_them() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let client = world.join(1);
     let mut bytes = BytesMut::new();
     encode_frame(&commit(1, Durability::Disk, vec![publish(1)]), &mut bytes);
@@ -300,7 +300,7 @@ fn garbage_after_good_frames_does_not_undo_them() {
 fn a_confirm_waits_for_as_much_as_was_asked() {
     /// When it is confirmed: before the write, between write and sync, or after the sync.
     fn check(durability: Durability, expected: [bool; 3]) {
-        let mut world = World::new();
+        let mut world = EngineWorld::new();
         let client = world.join(1);
         world.live(1_000);
         world.confirmed(client);
@@ -330,18 +330,18 @@ fn a_confirm_waits_for_as_much_as_was_asked() {
 
 #[test]
 fn what_nobody_waits_for_is_written_all_the_same() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let client = world.join(1);
     world.send(client, &commit(1, Durability::None, vec![publish(1)]));
     world.live(200);
-    let mut restarted = World::with(world.disk.kill(), |_| {});
+    let mut restarted = EngineWorld::with(world.disk.kill(), |_| {});
     let worker = restarted.join(2);
     assert_eq!(restarted.ask(worker, &consume(10)).delivered_ids(), [1]);
 }
 
 #[test]
 fn a_batch_holds_all_that_came_while_the_last_one_was_synced() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let client = world.join(1);
     world.send(client, &commit(1, Durability::Disk, vec![publish(1)]));
     let first = world.take_task().expect("a batch");
@@ -368,7 +368,7 @@ fn a_batch_holds_all_that_came_while_the_last_one_was_synced() {
 
 #[test]
 fn a_failed_sync_confirms_nothing_and_tells_everybody() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let (client, bystander) = (world.join(1), world.join(2));
     world.live(1_000);
     world.confirmed(client);
@@ -394,7 +394,7 @@ fn a_failed_sync_confirms_nothing_and_tells_everybody() {
 
 #[test]
 fn what_is_sent_again_after_a_cut_is_applied_once() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let client = world.join(1);
     let frame = commit(1, Durability::Disk, vec![publish(1), publish(2)]);
     world.send(client, &frame);
@@ -431,12 +431,12 @@ fn what_is_sent_again_after_a_cut_is_applied_once() {
 
 #[test]
 fn what_was_confirmed_is_there_after_a_kill_and_what_is_sent_again_is_not_doubled() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let client = world.join(1);
     let frame = commit(1, Durability::Disk, vec![publish(1)]);
     assert_eq!(world.ask(client, &frame).through, Some(1));
 
-    let mut world = World::with(world.disk.kill(), |_| {});
+    let mut world = EngineWorld::with(world.disk.kill(), |_| {});
     let again = world.connect(Peer::Trusted);
     world.send(
         again,
@@ -454,7 +454,7 @@ fn what_was_confirmed_is_there_after_a_kill_and_what_is_sent_again_is_not_double
 
 #[test]
 fn a_newer_connection_of_a_session_fences_the_older_one() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let older = world.join(1);
     let newer = world.join(1);
     assert_eq!(world.farewell(older).0, Why::Fenced);
@@ -463,7 +463,7 @@ fn a_newer_connection_of_a_session_fences_the_older_one() {
 
 #[test]
 fn sessions_do_not_see_each_others_numbers() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let (one, two) = (world.join(1), world.join(2));
     assert_eq!(
         world
@@ -482,7 +482,7 @@ fn sessions_do_not_see_each_others_numbers() {
 
 #[test]
 fn a_goodbye_returns_leases_at_once_and_a_cut_keeps_them_for_a_heartbeat() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let (polite, broken) = (world.join(1), world.join(2));
     world.ask(
         polite,
@@ -516,7 +516,7 @@ fn a_goodbye_returns_leases_at_once_and_a_cut_keeps_them_for_a_heartbeat() {
 /// Whatever else a frame says, also in fields that come after it by their number.
 #[test]
 fn a_goodbye_is_heard_after_everything_else_in_its_frame() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let client = world.join(1);
     let txs = vec![publish(1), publish(2)];
     world.ask(client, &commit(1, Durability::Disk, txs));
@@ -550,7 +550,7 @@ fn a_goodbye_is_heard_after_everything_else_in_its_frame() {
 
 #[test]
 fn a_ping_is_answered_and_a_quiet_broker_says_that_it_is_there() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let client = world.join(1);
     let ping = ToBroker {
         ping: true,
@@ -563,7 +563,7 @@ fn a_ping_is_answered_and_a_quiet_broker_says_that_it_is_there() {
 
 #[test]
 fn a_client_that_says_nothing_for_a_heartbeat_is_lost() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let client = world.join(1);
     world.live(HEARTBEAT_MS - 1);
     world.send(
@@ -584,7 +584,7 @@ fn a_client_that_says_nothing_for_a_heartbeat_is_lost() {
 
 #[test]
 fn a_stall_of_the_broker_is_not_a_clients_silence() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let client = world.join(1);
     world.live(1_000);
     world.engine.next_deadline_ms();
@@ -601,7 +601,7 @@ fn a_stall_of_the_broker_is_not_a_clients_silence() {
 
 #[test]
 fn a_client_that_takes_nothing_in_does_not_fill_the_memory() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let producer = world.join(1);
     let worker = world.join(2);
     let body = Bytes::from(vec![7; 200_000]);
@@ -634,13 +634,13 @@ fn a_client_that_takes_nothing_in_does_not_fill_the_memory() {
 
 #[test]
 fn nothing_more_is_read_while_too_much_waits_for_the_disk() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let client = world.join(1);
     world.send(client, &commit(1, Durability::Disk, vec![publish(1)]));
     let slow = world.take_task().expect("a batch");
     let body = Bytes::from(vec![7; 8 << 20]);
     let mut seq = 1;
-    while world.engine.takes_input() {
+    while world.engine.accepts_input() {
         seq += 1;
         let frame = commit(
             seq,
@@ -659,14 +659,14 @@ fn nothing_more_is_read_while_too_much_waits_for_the_disk() {
     assert!(!world.is_closed(client));
     world.carry_out(&slow);
     world.settle();
-    assert!(world.engine.takes_input());
+    assert!(world.engine.accepts_input());
     assert_eq!(world.confirmed(client).through, Some(seq));
 }
 
 #[test]
 fn the_largest_body_goes_through_and_a_larger_one_gets_a_receipt_that_says_so() {
     const LARGEST: usize = 16 << 20;
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let client = world.join(1);
     let body = Bytes::from(vec![7; LARGEST]);
     let told = world.ask(
@@ -701,7 +701,7 @@ fn the_largest_body_goes_through_and_a_larger_one_gets_a_receipt_that_says_so() 
 
 #[test]
 fn however_much_there_is_to_say_no_frame_is_over_the_limit() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let client = world.join(1);
     // A million watched keys: little each, and too much together.
     let keys = (0..700_000_u32).map(|number| {
@@ -740,7 +740,7 @@ fn however_much_there_is_to_say_no_frame_is_over_the_limit() {
 #[test]
 fn a_journal_stays_small_however_much_goes_through_it() {
     const SEGMENT: u64 = 256 << 10;
-    let mut world = World::with(SimStorage::new(), |options| {
+    let mut world = EngineWorld::with(SimStorage::new(), |options| {
         options.journal.segment_bytes = SEGMENT;
         options.journal.batch_bytes = 64 << 10;
     });
@@ -784,7 +784,7 @@ fn a_journal_stays_small_however_much_goes_through_it() {
     assert_eq!(status.broker_pid, 42);
     assert!(status.sync_p50_us >= 100);
 
-    let mut world = World::with(world.disk.kill(), |_| {});
+    let mut world = EngineWorld::with(world.disk.kill(), |_| {});
     let again = world.connect(Peer::Trusted);
     let lease = kept.lease.into();
     world.send(
@@ -809,7 +809,7 @@ fn a_journal_stays_small_however_much_goes_through_it() {
 
 #[test]
 fn a_stop_still_answers_what_was_heard_and_proves_the_journal() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let client = world.join(1);
     world.send(client, &commit(1, Durability::Disk, vec![publish(1)]));
     world.engine.stop(world.now);
@@ -878,7 +878,7 @@ fn a_record_of_a_newer_program_is_told_from_a_damaged_one() {
 
 #[test]
 fn a_quiet_journal_is_proven_too() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let client = world.join(1);
     world.ask(client, &commit(1, Durability::Disk, vec![publish(1)]));
     world.live(150);
@@ -899,7 +899,7 @@ fn a_quiet_journal_is_proven_too() {
 
 #[test]
 fn only_a_local_broker_is_stopped_by_a_client() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let client = world.join(1);
     let answer = world.ask(client, &query(7, Query::Stop)).answers.remove(0);
     assert_eq!(answer.id, 7);
@@ -909,7 +909,7 @@ fn only_a_local_broker_is_stopped_by_a_client() {
     ));
     assert!(!world.engine.stop_requested());
 
-    let mut world = World::with(SimStorage::new(), |options| options.stop_on_request = true);
+    let mut world = EngineWorld::with(SimStorage::new(), |options| options.stop_on_request = true);
     let client = world.join(1);
     let answer = world.ask(client, &query(7, Query::Stop)).answers.remove(0);
     assert_eq!(answer.answer, Some(proto::answer::Answer::Stopping(true)));
@@ -928,7 +928,7 @@ fn only_the_clock_of_a_double_for_tests_is_moved_by_a_client() {
             },
         )
     };
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let client = world.join(1);
     let answer = world.ask(client, &forward(1_000)).answers.remove(0);
     assert!(matches!(
@@ -937,7 +937,7 @@ fn only_the_clock_of_a_double_for_tests_is_moved_by_a_client() {
     ));
     assert_eq!(world.engine.take_clock_move(), 0);
 
-    let mut world = World::with(SimStorage::new(), |options| options.is_double = true);
+    let mut world = EngineWorld::with(SimStorage::new(), |options| options.is_double = true);
     let client = world.join(1);
     let before = world.now.wall_ms;
     let answer = world.ask(client, &forward(1_000)).answers.remove(0);

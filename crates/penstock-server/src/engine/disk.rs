@@ -7,7 +7,7 @@ use penstock_journal::Journal;
 use penstock_journal::{Batch, Storage, WriteError, Writer};
 use penstock_message::{Durability, Op, Space, Tx};
 
-use super::{End, Engine};
+use super::{Engine, Lifecycle};
 
 /// Delay at most of records that nobody waits for (grants of leases, mostly).
 const LAZY_MS: u64 = 20;
@@ -69,7 +69,7 @@ impl Engine {
     pub fn take_batch(&mut self, now: Now) -> Option<WriterTask> {
         self.now = now;
         self.pump();
-        if self.disk.in_flight || matches!(self.end, End::Failed { .. }) {
+        if self.disk.in_flight || matches!(self.lifecycle, Lifecycle::Failed { .. }) {
             return None;
         }
         let batch = if self.is_batch_due() && !perhaps!("wake-late") {
@@ -129,19 +129,19 @@ impl Engine {
         self.disk.closed = task.close && self.disk.appended == through;
         self.disk.idle_due_ms = Some(now.mono_ms + IDLE_MS);
         // A segment that was dropped is a spare now: who had to stop may go on, and may be silent until then.
-        self.look_at_space();
+        self.update_space();
         self.reclaim();
     }
 
     /// Notes that other commands may have to wait for the disk: [`Journal::space`] tells which.
     pub fn space_changed(&mut self, now: Now) {
         self.now = now;
-        self.look_at_space();
+        self.update_space();
         self.reclaim();
     }
 
     /// Tells the core the space before its next decision; the journal knows it at any moment.
-    pub(super) fn look_at_space(&mut self) {
+    pub(super) fn update_space(&mut self) {
         let space = match self.journal.space() {
             penstock_journal::Space::Plenty => Space::Plenty,
             penstock_journal::Space::NoPublishes => Space::NoPublishes,
@@ -171,7 +171,7 @@ impl Engine {
     /// Decides transactions, or keeps them: at the last level of space, outcomes of runs and all that the same
     /// client sends after them. New work alone is refused at once.
     pub(super) fn decide(&mut self, conn: ConnId, bytes: usize, input: Input) {
-        self.look_at_space();
+        self.update_space();
         let settles = |tx: &Tx| tx.ops.iter().any(Op::is_settlement);
         let must_wait = self.space == Space::NoSettlements
             && match &input {
@@ -232,14 +232,14 @@ impl Engine {
         disk.is_awaited()
             || lazy
             || self.reclaiming
-            || self.end != End::NotYet
+            || self.lifecycle != Lifecycle::Running
             || self.journal.waiting_bytes() >= LAZY_BYTES
     }
 
     /// Returns a task when nothing has happened for a while, or never will again: syncs written records, then
     /// proves them with a watermark. At the end it closes the journal.
     fn idle_task(&mut self) -> Option<WriterTask> {
-        let stopping = self.end != End::NotYet;
+        let stopping = self.lifecycle != Lifecycle::Running;
         let quiet = self
             .disk
             .idle_due_ms
@@ -268,13 +268,19 @@ impl Engine {
 
     /// Whether no client is left that could have anything written, and all that was is proven.
     fn wants_close(&self) -> bool {
-        let told = matches!(self.end, End::Stopping { told: true, .. });
-        told && self.connections.is_empty() && self.disk.proven && !self.disk.closed
+        let announced = matches!(
+            self.lifecycle,
+            Lifecycle::Stopping {
+                announced: true,
+                ..
+            }
+        );
+        announced && self.connections.is_empty() && self.disk.proven && !self.disk.closed
     }
 
     /// Empties the oldest segment step by step while too little of the journal is live.
     pub(super) fn reclaim(&mut self) {
-        if self.end != End::NotYet || self.disk.in_flight || self.reclaim_reads {
+        if self.lifecycle != Lifecycle::Running || self.disk.in_flight || self.reclaim_reads {
             return;
         }
         // Not while the last time is being written, or it would never end.

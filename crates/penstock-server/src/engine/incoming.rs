@@ -8,14 +8,14 @@ use penstock_wire::{
 };
 
 use super::{Engine, Peer};
-use crate::connection::{AcceptedHello, Stage};
+use crate::connection::{AcceptedHello, ConnectionStage};
 use crate::token::Token;
 
 /// Range of heartbeats. A shorter one would be lost to scheduling; a longer one hides the dead for hours.
 const HEARTBEAT_RANGE_MS: std::ops::RangeInclusive<u64> = 100..=3_600_000;
 
 /// Most that a clock is moved on in all: a hundred years.
-const MOST_MOVED_MS: u64 = 100 * 366 * 86_400_000;
+const MAX_MOVED_MS: u64 = 100 * 366 * 86_400_000;
 /// Most times of schedules that one query goes through: then it is answered, and the client asks again.
 const TIMES_PASSED: usize = 10_000;
 /// Most turns that the schedules which are due at one time may take.
@@ -26,9 +26,12 @@ impl Engine {
         &mut self,
         conn: ConnId,
         mut frame: ToBroker,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), RefusedFrame> {
         let stage = &self.connections[&conn].stage;
-        match (frame.hello.take(), matches!(stage, Stage::Greeting { .. })) {
+        match (
+            frame.hello.take(),
+            matches!(stage, ConnectionStage::Greeting { .. }),
+        ) {
             (Some(hello), true) => self.greet(conn, hello)?,
             (None, true) => return Err(protocol("the first frame is not a hello")),
             (Some(_), false) => return Err(protocol("a second hello")),
@@ -100,17 +103,17 @@ impl Engine {
                 pong: true,
                 ..ToClient::default()
             };
-            self.say(conn, &pong);
+            self.send_frame(conn, &pong);
         }
         // Last, whatever other fields a frame may have.
         if frame.goodbye {
-            self.leave(conn, true);
+            self.end_connection(conn, true);
         }
         Ok(())
     }
 
     /// Handles a hello, or the continuation of one.
-    fn greet(&mut self, conn: ConnId, mut hello: proto::Hello) -> Result<(), Refused> {
+    fn greet(&mut self, conn: ConnId, mut hello: proto::Hello) -> Result<(), RefusedFrame> {
         let connection = self.connections.get_mut(&conn).expect("it was heard");
         let leases: Vec<Lease> = convert::all(std::mem::take(&mut hello.leases))?;
         let continued = hello.continued;
@@ -120,7 +123,7 @@ impl Engine {
                 begun
             }
             None => {
-                let version = judge_hello(&hello, connection.peer, self.options.token.as_ref())?;
+                let version = check_hello(&hello, connection.peer, self.options.token.as_ref())?;
                 connection.trust();
                 Box::new(AcceptedHello {
                     hello,
@@ -146,11 +149,11 @@ impl Engine {
             0 => self.options.broker.default_heartbeat_ms,
             asked => asked.clamp(*HEARTBEAT_RANGE_MS.start(), *HEARTBEAT_RANGE_MS.end()),
         };
-        connection.stage = Stage::Open {
+        connection.stage = ConnectionStage::Open {
             heartbeat_ms,
             version,
         };
-        self.look_at(conn);
+        self.schedule_check(conn);
         self.input(Input::Connected {
             conn,
             session,
@@ -162,7 +165,7 @@ impl Engine {
         Ok(())
     }
 
-    fn commit(&mut self, conn: ConnId, commit: proto::Commit) -> Result<(), Refused> {
+    fn commit(&mut self, conn: ConnId, commit: proto::Commit) -> Result<(), RefusedFrame> {
         // Reckoned only when it may have to wait.
         let bytes = match self.journal.space() {
             penstock_journal::Space::NoSettlements => encoded_frame_len(&commit),
@@ -226,40 +229,40 @@ impl Engine {
         if !self.options.is_double {
             return Err("only the clock of a memory: broker, a double for tests, can be moved");
         }
-        if self.clock_moved_ms.saturating_add(left_ms) > MOST_MOVED_MS {
+        if self.clock_moved_ms.saturating_add(left_ms) > MAX_MOVED_MS {
             return Err("the clock can be moved by a hundred years in all");
         }
         if by_schedules {
-            match self.pass_schedules(left_ms) {
+            match self.advance_by_schedules(left_ms) {
                 Some(passed_ms) => left_ms -= passed_ms,
                 None => return Ok(()),
             }
         }
-        self.pass(left_ms);
+        self.advance_clock(left_ms);
         Ok(())
     }
 
     /// Goes through the times of schedules and of all else that follows the clock, within so many milliseconds. Returns how
     /// far it came; `None`: it has stopped.
-    fn pass_schedules(&mut self, most_ms: u64) -> Option<u64> {
+    fn advance_by_schedules(&mut self, most_ms: u64) -> Option<u64> {
         let until = self.now.wall_ms.saturating_add(most_ms);
         let begun = self.now.wall_ms;
         let given = self.broker.clock_progress();
         for _ in 0..TIMES_PASSED {
-            self.decide_schedules();
+            self.run_due_schedules();
             if self.broker.clock_progress() != given {
                 return None;
             }
             let left_ms = until - self.now.wall_ms;
             match self.broker.next_on_clock_ms() {
-                Some(ms) if ms <= left_ms => self.pass(ms),
+                Some(ms) if ms <= left_ms => self.advance_clock(ms),
                 _ => return Some(self.now.wall_ms - begun),
             }
         }
         None
     }
 
-    fn decide_schedules(&mut self) {
+    fn run_due_schedules(&mut self) {
         for _ in 0..MOST_TURNS {
             self.tick(self.now);
             self.pump();
@@ -269,13 +272,13 @@ impl Engine {
         }
     }
 
-    fn pass(&mut self, ms: u64) {
+    fn advance_clock(&mut self, ms: u64) {
         self.clock_moved_ms += ms;
         self.clock_move_ms += ms;
         self.now.move_on(ms);
         for connection in self.connections.values_mut() {
             // It was heard a moment ago, whatever the clock says.
-            connection.forgive(self.now.mono_ms, ms);
+            connection.excuse_silence(self.now.mono_ms, ms);
         }
         self.tick(self.now);
     }
@@ -286,17 +289,21 @@ impl Engine {
 }
 
 /// Why a connection must be closed.
-pub(super) struct Refused {
+pub(super) struct RefusedFrame {
     pub(super) why: Why,
     pub(super) text: String,
 }
 
 /// Returns the version of the protocol to go on in after a first hello, or why it may not.
-fn judge_hello(hello: &proto::Hello, peer: Peer, token: Option<&Token>) -> Result<u32, Refused> {
+fn check_hello(
+    hello: &proto::Hello,
+    peer: Peer,
+    token: Option<&Token>,
+) -> Result<u32, RefusedFrame> {
     // A client that must show a token where there is none is never let in.
     let may_enter = peer == Peer::Trusted || token.is_some_and(|token| token.is(&hello.token));
     if !may_enter {
-        return Err(Refused {
+        return Err(RefusedFrame {
             why: Why::Unauthorized,
             text: match hello.token.is_empty() {
                 true => "this broker wants a token: set PENSTOCK_TOKEN to the one that it was started with".to_owned(),
@@ -305,7 +312,7 @@ fn judge_hello(hello: &proto::Hello, peer: Peer, token: Option<&Token>) -> Resul
         });
     }
     let ours = Versions::TODAY;
-    ours.common(hello.protocol_version).ok_or_else(|| Refused {
+    ours.common(hello.protocol_version).ok_or_else(|| RefusedFrame {
         why: Why::Version,
         text: format!(
             "this client speaks version {} of the protocol and this broker (penstock {version}) {ours}: \
@@ -316,14 +323,14 @@ fn judge_hello(hello: &proto::Hello, peer: Peer, token: Option<&Token>) -> Resul
     })
 }
 
-fn protocol(text: &str) -> Refused {
-    Refused {
+fn protocol(text: &str) -> RefusedFrame {
+    RefusedFrame {
         why: Why::Protocol,
         text: text.to_owned(),
     }
 }
 
-impl From<WireError> for Refused {
+impl From<WireError> for RefusedFrame {
     fn from(error: WireError) -> Self {
         protocol(&error.to_string())
     }

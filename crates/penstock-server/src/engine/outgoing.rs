@@ -6,7 +6,7 @@ use penstock_wire::proto::{self, ToClient, close::Why};
 use penstock_wire::{MAX_FRAME_BYTES, native};
 
 use super::Engine;
-use crate::connection::{Connection, Stage};
+use crate::connection::{ClientConnection, ConnectionStage};
 
 /// Bytes up to which items of one list go into one frame; more follow in another.
 const FRAME_TARGET_BYTES: usize = 1 << 20;
@@ -23,7 +23,7 @@ impl Engine {
                 let Some(connection) = self.connections.get_mut(&conn) else {
                     return;
                 };
-                let Stage::Open {
+                let ConnectionStage::Open {
                     heartbeat_ms,
                     version,
                 } = connection.stage
@@ -51,7 +51,7 @@ impl Engine {
                     welcome: Some(welcome),
                     ..ToClient::default()
                 };
-                self.say(conn, &frame);
+                self.send_frame(conn, &frame);
             }
             Output::Confirm {
                 conn,
@@ -68,7 +68,7 @@ impl Engine {
                     confirm: Some(confirm),
                     ..ToClient::default()
                 };
-                self.say(conn, &frame);
+                self.send_frame(conn, &frame);
             }
             Output::Deliver { conn, deliveries } => {
                 for portion in portions(deliveries, delivery_bytes) {
@@ -76,7 +76,7 @@ impl Engine {
                         deliveries: portion.into_iter().map(Into::into).collect(),
                         ..ToClient::default()
                     };
-                    self.say(conn, &frame);
+                    self.send_frame(conn, &frame);
                 }
             }
             Output::Cancels { conn, cancels } => {
@@ -84,14 +84,14 @@ impl Engine {
                     cancels: cancels.into_iter().map(Into::into).collect(),
                     ..ToClient::default()
                 };
-                self.say(conn, &frame);
+                self.send_frame(conn, &frame);
             }
             Output::Asks { conn, asks } => {
                 let frame = ToClient {
                     asks: asks.into_iter().map(Into::into).collect(),
                     ..ToClient::default()
                 };
-                self.say(conn, &frame);
+                self.send_frame(conn, &frame);
             }
             Output::Values { conn, values } => {
                 for portion in portions(values, value_bytes) {
@@ -99,7 +99,7 @@ impl Engine {
                         values: portion.into_iter().map(Into::into).collect(),
                         ..ToClient::default()
                     };
-                    self.say(conn, &frame);
+                    self.send_frame(conn, &frame);
                 }
             }
             Output::RefusedWaits { conn, refused } => {
@@ -107,10 +107,10 @@ impl Engine {
                     refused_waits: refused.into_iter().map(Into::into).collect(),
                     ..ToClient::default()
                 };
-                self.say(conn, &frame);
+                self.send_frame(conn, &frame);
             }
             Output::Answer { conn, id, answer } => self.answer(conn, id, answer),
-            Output::Notice(notice) => self.tell_notice(notice),
+            Output::Notice(notice) => self.send_notice(notice),
             Output::Close { conn, reason } => {
                 let (why, text) = match reason {
                     CloseReason::Fenced => (
@@ -170,30 +170,31 @@ impl Engine {
             answers: vec![(id, answer).into()],
             ..ToClient::default()
         };
-        self.say(conn, &frame);
+        self.send_frame(conn, &frame);
     }
 
-    fn tell_notice(&mut self, notice: Notice) {
+    fn send_notice(&mut self, notice: Notice) {
         tracing::warn!("{notice}");
         let frame = ToClient {
             notices: vec![notice.into()],
             ..ToClient::default()
         };
         // To a client, whatever comes before its welcome is a breach of the protocol.
-        let is_welcome = |connection: &Connection| connection.is_open() && connection.welcomed;
+        let is_welcome =
+            |connection: &ClientConnection| connection.is_open() && connection.welcomed;
         for conn in self.connections_where(is_welcome) {
-            self.say(conn, &frame);
+            self.send_frame(conn, &frame);
         }
     }
 
-    pub(super) fn say(&mut self, conn: ConnId, frame: &ToClient) {
+    pub(super) fn send_frame(&mut self, conn: ConnId, frame: &ToClient) {
         let Some(connection) = self.connections.get_mut(&conn) else {
             return;
         };
         if connection.is_closing() {
             return;
         }
-        connection.say(self.now.mono_ms, frame);
+        connection.send_frame(self.now.mono_ms, frame);
         if !connection.listed {
             connection.listed = true;
             self.to_transmit.push_back(conn);

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use penstock_broker::{Now, Read, Unread};
 use penstock_journal::{ReadAt, ReadError, RecordReader, Storage};
 
-use super::{End, Engine};
+use super::{Engine, Lifecycle};
 
 /// Bytes that one task reads, about: the first of them are sent while the next are read.
 const TASK_BYTES: usize = 1 << 20;
@@ -34,7 +34,7 @@ impl Engine {
     /// reports the task with [`Engine::reads_done`].
     pub fn take_reads(&mut self, now: Now) -> Option<ReadTask> {
         self.now = now;
-        if self.reading || matches!(self.end, End::Failed { .. }) {
+        if self.reading || matches!(self.lifecycle, Lifecycle::Failed { .. }) {
             return None;
         }
         let wanted = self.broker.poll_reads(TASK_BYTES);
@@ -61,7 +61,7 @@ impl Engine {
     pub fn reads_done(&mut self, now: Now, task: ReadTask) {
         self.now = now;
         self.reading = false;
-        if matches!(self.end, End::Failed { .. }) {
+        if matches!(self.lifecycle, Lifecycle::Failed { .. }) {
             return;
         }
         for ((read, _), outcome) in task.reads.into_iter().zip(task.outcomes) {

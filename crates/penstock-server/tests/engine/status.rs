@@ -17,7 +17,7 @@ use crate::world::*;
 const MOST_BYTES: usize = (1 << 20) + 4096;
 
 /// Asks for one page, as a client does.
-fn page(world: &mut World, client: Client, wanted: StatusQuery) -> StatusPage {
+fn page(world: &mut EngineWorld, client: EngineClient, wanted: StatusQuery) -> StatusPage {
     let answer = world
         .ask(client, &query(1, Query::Status(wanted)))
         .answers
@@ -34,7 +34,7 @@ fn page(world: &mut World, client: Client, wanted: StatusQuery) -> StatusPage {
     }
 }
 
-fn whole(world: &mut World, client: Client) -> (Status, usize) {
+fn whole(world: &mut EngineWorld, client: EngineClient) -> (Status, usize) {
     let mut pages = 0;
     let status = Status::collect(|wanted| {
         pages += 1;
@@ -43,7 +43,7 @@ fn whole(world: &mut World, client: Client) -> (Status, usize) {
     (status.unwrap(), pages)
 }
 
-fn make_queues(world: &mut World, client: Client, names: &[String]) {
+fn make_queues(world: &mut EngineWorld, client: EngineClient, names: &[String]) {
     for (index, names) in names.chunks(1_000).enumerate() {
         let pause = |name: &String| Op::Pause {
             queue: name.clone(),
@@ -63,7 +63,7 @@ fn serve(queues: &[&String], add_credit: u32) -> ToBroker {
 
 #[test]
 fn ninety_thousand_long_names_are_told_page_by_page_and_one_queue_by_its_name() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let client = world.join(1);
     // Not in the order in which they are told.
     let name = |number: u32| format!("{:05}{:x<244}", number * 7_919 % 90_000, "");
@@ -110,7 +110,7 @@ fn ninety_thousand_long_names_are_told_page_by_page_and_one_queue_by_its_name() 
 
 #[test]
 fn every_queue_and_worker_is_on_one_page_whatever_its_limit() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let client = world.join(1);
     let names: Vec<String> = (0..7).map(|number| format!("queue {number}")).collect();
     make_queues(&mut world, client, &names);
@@ -148,7 +148,7 @@ fn every_queue_and_worker_is_on_one_page_whatever_its_limit() {
 
 #[test]
 fn workers_that_serve_a_thousand_long_names_each_are_told_page_by_page_too() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let client = world.join(1);
     let names: Vec<String> = (0..1_024).map(|number| format!("{number:y>255}")).collect();
     for session in 10..30 {
@@ -174,7 +174,7 @@ fn workers_that_serve_a_thousand_long_names_each_are_told_page_by_page_too() {
 /// A worker would take such a queue for an empty one: nothing waits, and nothing has come.
 #[test]
 fn a_job_whose_body_is_still_being_read_counts_as_a_lease_of_who_asks() {
-    let mut world = World::with(SimStorage::new(), |options| {
+    let mut world = EngineWorld::with(SimStorage::new(), |options| {
         options.broker.resident_bodies_bytes = Some(0);
     });
     let producer = world.join(1);
@@ -219,7 +219,7 @@ fn a_job_whose_body_is_still_being_read_counts_as_a_lease_of_who_asks() {
 
 #[test]
 fn what_is_ready_for_a_worker_are_the_jobs_that_it_can_run() {
-    let mut world = World::with(SimStorage::new(), |_| {});
+    let mut world = EngineWorld::with(SimStorage::new(), |_| {});
     let producer = world.join(1);
     let job = |id: u8, task: &str| {
         let mut tx = publish(id);
@@ -251,7 +251,8 @@ fn what_is_ready_for_a_worker_are_the_jobs_that_it_can_run() {
     // Those that both can run count once.
     assert_eq!(serve_as(1, &["a", "b"]), 3);
     assert_eq!(serve_as(0, &[]), 3);
-    let own_ready = |world: &mut World, who| page(world, who, StatusQuery::first(1)).own_ready;
+    let own_ready =
+        |world: &mut EngineWorld, who| page(world, who, StatusQuery::first(1)).own_ready;
     assert_eq!(own_ready(&mut world, producer), 0);
     let pause = Op::Pause {
         queue: "default".to_owned(),

@@ -40,7 +40,7 @@ fn lease(number: u32) -> Lease {
 
 #[test]
 fn one_client_too_many_is_told_so_and_there_is_room_when_another_has_left() {
-    let mut world = World::with(SimStorage::new(), |options| options.max_connections = 2);
+    let mut world = EngineWorld::with(SimStorage::new(), |options| options.max_connections = 2);
     let first = world.join(1);
     let second = world.join(2);
     let third = world.connect(Peer::Trusted);
@@ -61,10 +61,10 @@ fn one_client_too_many_is_told_so_and_there_is_room_when_another_has_left() {
 
 #[test]
 fn strangers_who_keep_silent_keep_nobody_out() {
-    let mut world = World::with(SimStorage::new(), |options| options.max_connections = 4);
+    let mut world = EngineWorld::with(SimStorage::new(), |options| options.max_connections = 4);
     let first = world.join(1);
     for round in 0..50 {
-        let silent: Vec<Client> = (0..5).map(|_| world.connect(Peer::Trusted)).collect();
+        let silent: Vec<EngineClient> = (0..5).map(|_| world.connect(Peer::Trusted)).collect();
         let client = world.join(2);
         let (why, _) = world.farewell(silent[0]);
         assert_eq!(why, Why::TooManyClients, "round {round}");
@@ -108,7 +108,7 @@ fn every_kind_of_frame_is_refused_before_the_hello() {
         ToBroker::default(),
     ];
     for frame in frames {
-        let mut world = World::with(SimStorage::new(), |options| {
+        let mut world = EngineWorld::with(SimStorage::new(), |options| {
             options.stop_on_request = true;
             options.token = Some(Token::new(b"secret").unwrap());
         });
@@ -138,7 +138,7 @@ fn every_kind_of_frame_is_refused_before_the_hello() {
 
 #[test]
 fn who_must_show_a_token_where_there_is_none_is_never_let_in() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     for token in [&b""[..], b"guess"] {
         let client = world.connect(Peer::MustShowToken);
         let token = Bytes::from_static(token);
@@ -151,7 +151,7 @@ fn who_must_show_a_token_where_there_is_none_is_never_let_in() {
 fn a_hello_that_comes_byte_by_byte_is_heard_and_one_that_takes_too_long_is_not() {
     let mut bytes = BytesMut::new();
     encode_frame(&hello_frame(1), &mut bytes);
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let client = world.connect(Peer::Trusted);
     for byte in &bytes {
         world.send_bytes(client, &[*byte]);
@@ -169,7 +169,7 @@ fn a_hello_that_comes_byte_by_byte_is_heard_and_one_that_takes_too_long_is_not()
 
 #[test]
 fn a_hello_that_is_continued_for_ever_ends_like_any_other_that_does_not_come() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let client = world.connect(Peer::Trusted);
     for _ in 0..49 {
         let continued = true;
@@ -189,7 +189,7 @@ fn a_hello_that_is_continued_for_ever_ends_like_any_other_that_does_not_come() {
 
 #[test]
 fn a_hello_cannot_bring_leases_without_end() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let client = world.connect(Peer::Trusted);
     let hello = |leases: Vec<proto::Lease>| {
         say_hello(proto::Hello {
@@ -214,7 +214,7 @@ fn a_hello_cannot_bring_leases_without_end() {
 
 #[test]
 fn a_client_that_asks_and_never_listens_is_not_heard_any_further_and_then_let_go() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let asker = world.join(1);
     let publisher = world.join(2);
     // So that each answer is long.
@@ -234,12 +234,12 @@ fn a_client_that_asks_and_never_listens_is_not_heard_any_further_and_then_let_go
     }
     let one_frame_of_answers = 50 * 70_000;
     assert!(most < (4 << 20) + one_frame_of_answers, "{most} bytes wait");
-    assert!(!world.engine.hears(asker.conn));
+    assert!(!world.engine.may_read(asker.conn));
 
     // What it has said is heard when it listens.
     world.stuff(asker, false);
     world.settle();
-    assert!(world.engine.hears(asker.conn));
+    assert!(world.engine.may_read(asker.conn));
     assert_eq!(world.confirmed(asker).answers.len(), 10 * 50);
 
     // One that never does is let go, as one of which nothing is heard.
@@ -266,7 +266,7 @@ fn a_client_that_asks_and_never_listens_is_not_heard_any_further_and_then_let_go
 
 #[test]
 fn a_client_that_listens_slowly_is_kept_however_long_it_takes() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let asker = world.join(1);
     world.stuff(asker, true);
     let publisher = world.join(2);
@@ -280,9 +280,9 @@ fn a_client_that_listens_slowly_is_kept_however_long_it_takes() {
         world.send(asker, &queries(50, &Query::Status(StatusQuery::default())));
         world.settle();
     }
-    assert!(!world.engine.hears(asker.conn));
+    assert!(!world.engine.may_read(asker.conn));
     let mut took_ms = 0;
-    while !world.engine.hears(asker.conn) {
+    while !world.engine.may_read(asker.conn) {
         world.live(HEARTBEAT_MS / 2);
         took_ms += HEARTBEAT_MS / 2;
         let now = world.now;
@@ -294,7 +294,7 @@ fn a_client_that_listens_slowly_is_kept_however_long_it_takes() {
 
 #[test]
 fn a_frame_asks_only_so_much() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let client = world.join(1);
     world.send(
         client,
@@ -317,8 +317,8 @@ fn a_frame_asks_only_so_much() {
 
 #[test]
 fn a_thousand_quiet_connections_are_each_told_that_we_live() {
-    let mut world = World::new();
-    let clients: Vec<Client> = (0..1000_u32)
+    let mut world = EngineWorld::new();
+    let clients: Vec<EngineClient> = (0..1000_u32)
         .map(|number| {
             let client = world.connect(Peer::Trusted);
             let mut session = [1; 16];
@@ -440,7 +440,7 @@ fn absurd_values_end_the_connection_or_are_refused_and_nothing_else_happens() {
         ),
     ];
     for (frame, expected) in cases {
-        let mut world = World::new();
+        let mut world = EngineWorld::new();
         let bystander = world.join(1);
         let client = world.join(9);
         world.send(client, &frame);
@@ -462,7 +462,7 @@ fn absurd_values_end_the_connection_or_are_refused_and_nothing_else_happens() {
 
 #[test]
 fn credit_can_be_given_without_end() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let client = world.join(1);
     for _ in 0..100 {
         world.send(client, &consume(u32::MAX));
@@ -483,7 +483,7 @@ fn any_bytes_before_or_after_a_hello_end_one_connection_with_a_reason() {
         state ^= state >> 27;
         state.wrapping_mul(0x2545_f491_4f6c_dd1d)
     };
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let bystander = world.join(1);
     let mut greeted = BytesMut::new();
     encode_frame(&hello_frame(2), &mut greeted);
@@ -539,7 +539,7 @@ fn a_length_is_never_taken_for_negative_or_believed_beyond_the_limit() {
         u32::MAX - 3,
         i32::MAX as u32,
     ] {
-        let mut world = World::new();
+        let mut world = EngineWorld::new();
         let client = world.connect(Peer::Trusted);
         world.send_bytes(client, &length.to_le_bytes());
         let (why, text) = world.farewell(client);
@@ -550,7 +550,7 @@ fn a_length_is_never_taken_for_negative_or_believed_beyond_the_limit() {
         );
     }
     for length in [MAX_FRAME_BYTES as u32 + 1, u32::MAX] {
-        let mut world = World::new();
+        let mut world = EngineWorld::new();
         let client = world.join(1);
         world.send_bytes(client, &length.to_le_bytes());
         assert!(world.farewell(client).1.contains("over the limit"));

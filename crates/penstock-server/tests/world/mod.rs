@@ -14,18 +14,18 @@ use penstock_wire::{Decoder, MAX_FRAME_BYTES, PROTOCOL_VERSION, convert, encode_
 
 pub const HEARTBEAT_MS: u64 = 3000;
 
-pub struct World {
+pub struct EngineWorld {
     pub engine: Engine,
     pub disk: SimStorage,
     pub now: Now,
     writer: Writer<SimStorage>,
     reader: RecordReader<SimStorage>,
-    inboxes: BTreeMap<u64, Inbox>,
+    inboxes: BTreeMap<u64, FrameInbox>,
     next_conn: u64,
 }
 
 #[derive(Default)]
-struct Inbox {
+struct FrameInbox {
     bytes: Vec<u8>,
     closed: bool,
     /// The client takes nothing in.
@@ -34,11 +34,11 @@ struct Inbox {
 
 /// The other end of a connection.
 #[derive(Clone, Copy, Debug)]
-pub struct Client {
+pub struct EngineClient {
     pub conn: ConnId,
 }
 
-impl World {
+impl EngineWorld {
     pub fn new() -> Self {
         Self::with(SimStorage::new(), |_| {})
     }
@@ -79,16 +79,16 @@ impl World {
         })
     }
 
-    pub fn connect(&mut self, peer: Peer) -> Client {
+    pub fn connect(&mut self, peer: Peer) -> EngineClient {
         let conn = ConnId(self.next_conn);
         self.next_conn += 1;
-        self.inboxes.insert(conn.0, Inbox::default());
+        self.inboxes.insert(conn.0, FrameInbox::default());
         self.engine.opened(self.now, conn, peer);
-        Client { conn }
+        EngineClient { conn }
     }
 
     /// Connects and says hello.
-    pub fn join(&mut self, session: u8) -> Client {
+    pub fn join(&mut self, session: u8) -> EngineClient {
         let client = self.connect(Peer::Trusted);
         self.send(client, &hello_frame(session));
         self.settle();
@@ -97,23 +97,23 @@ impl World {
         client
     }
 
-    pub fn send(&mut self, client: Client, frame: &ToBroker) {
+    pub fn send(&mut self, client: EngineClient, frame: &ToBroker) {
         let mut bytes = BytesMut::new();
         encode_frame(frame, &mut bytes);
         self.send_bytes(client, &bytes);
     }
 
-    pub fn send_bytes(&mut self, client: Client, bytes: &[u8]) {
+    pub fn send_bytes(&mut self, client: EngineClient, bytes: &[u8]) {
         self.engine.received(self.now, client.conn, bytes);
     }
 
-    pub fn cut(&mut self, client: Client) {
+    pub fn cut(&mut self, client: EngineClient) {
         self.engine.closed(self.now, client.conn);
         self.inboxes.remove(&client.conn.0);
     }
 
     /// From now on the client takes nothing in (or takes all that waits).
-    pub fn stuff(&mut self, client: Client, stuffed: bool) {
+    pub fn stuff(&mut self, client: EngineClient, stuffed: bool) {
         self.inboxes
             .get_mut(&client.conn.0)
             .expect("it is there")
@@ -199,7 +199,7 @@ impl World {
     }
 
     /// What the client has been told since it last listened.
-    pub fn hear(&mut self, client: Client) -> Vec<ToClient> {
+    pub fn hear(&mut self, client: EngineClient) -> Vec<ToClient> {
         let inbox = self.inboxes.get_mut(&client.conn.0).expect("it is there");
         let mut decoder = Decoder::<ToClient>::new(MAX_FRAME_BYTES);
         decoder.extend(&std::mem::take(&mut inbox.bytes));
@@ -214,12 +214,12 @@ impl World {
         heard
     }
 
-    pub fn is_closed(&self, client: Client) -> bool {
+    pub fn is_closed(&self, client: EngineClient) -> bool {
         self.inboxes[&client.conn.0].closed
     }
 
     /// The reason that the connection was closed with.
-    pub fn farewell(&mut self, client: Client) -> (proto::close::Why, String) {
+    pub fn farewell(&mut self, client: EngineClient) -> (proto::close::Why, String) {
         self.settle();
         assert!(self.is_closed(client), "the connection stands");
         let last = self.hear(client).pop().and_then(|frame| frame.close);
@@ -227,7 +227,7 @@ impl World {
         (close.why(), close.text)
     }
 
-    pub fn confirmed(&mut self, client: Client) -> Confirmed {
+    pub fn confirmed(&mut self, client: EngineClient) -> Confirmed {
         let mut all = Confirmed::default();
         for frame in self.hear(client) {
             all.add(frame);
@@ -236,7 +236,7 @@ impl World {
     }
 
     /// Sends, settles, and listens.
-    pub fn ask(&mut self, client: Client, frame: &ToBroker) -> Confirmed {
+    pub fn ask(&mut self, client: EngineClient, frame: &ToBroker) -> Confirmed {
         self.send(client, frame);
         self.settle();
         self.confirmed(client)

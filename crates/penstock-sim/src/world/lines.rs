@@ -80,7 +80,7 @@ impl World<'_> {
         let (Some(life), Some(link)) = (&mut self.broker, self.links.get_mut(&conn)) else {
             return Ok(());
         };
-        if !life.engine.takes_input() && !link.broker_has_closed {
+        if !life.engine.accepts_input() && !link.broker_has_closed {
             return Ok(());
         }
         let bytes = bytes.min(link.to_broker.len());

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::engine::Memory;
+use crate::engine::MemoryUse;
 
 /// Bytes read from clients, or time, after which memory is measured again.
 const AFTER_BYTES: usize = 2 << 20;
@@ -23,7 +23,7 @@ pub(crate) struct Gauge {
     is_full: bool,
     read_bytes: usize,
     due: Instant,
-    gone: Gone,
+    freed: FreedBytes,
 }
 
 impl Gauge {
@@ -34,20 +34,20 @@ impl Gauge {
             is_full: false,
             read_bytes: 0,
             due: Instant::now(),
-            gone: Gone::default(),
+            freed: FreedBytes::default(),
         }
     }
 
     /// Counts bytes read from clients.
     pub(crate) fn read(&mut self, bytes: usize) {
         self.read_bytes += bytes;
-        self.gone.is_busy = true;
+        self.freed.is_busy = true;
     }
 
     /// Notes the bytes of the broker's state, and gives memory back if many were dropped.
-    pub(crate) fn lives(&mut self, bytes: u64) {
-        if self.gone.is_worth_giving_back(bytes, Instant::now()) {
-            give_back();
+    pub(crate) fn set_live_bytes(&mut self, bytes: u64) {
+        if self.freed.is_worth_trimming(bytes, Instant::now()) {
+            trim_heap();
         }
     }
 
@@ -55,18 +55,18 @@ impl Gauge {
     /// give back.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         let full = self.is_full.then_some(self.due);
-        full.into_iter().chain(self.gone.due).min()
+        full.into_iter().chain(self.freed.due).min()
     }
 
     /// Measures the memory in use, when it is time to.
-    pub(crate) fn measure(&mut self) -> Option<Memory> {
+    pub(crate) fn measure(&mut self) -> Option<MemoryUse> {
         if self.read_bytes < AFTER_BYTES && Instant::now() < self.due {
             return None;
         }
         self.read_bytes = 0;
         self.due = Instant::now() + AFTER;
         if self.is_full {
-            give_back();
+            trim_heap();
         }
         let bytes = held_bytes()?;
         // Not at once below the limit: or it would be let in and thrown out in turns.
@@ -75,7 +75,7 @@ impl Gauge {
             false => self.limit_bytes,
         };
         self.is_full = self.limit_bytes > 0 && bytes > limit_bytes;
-        Some(Memory {
+        Some(MemoryUse {
             bytes,
             limit_bytes: self.limit_bytes,
             is_full: self.is_full,
@@ -85,37 +85,37 @@ impl Gauge {
 
 /// Bytes that a broker no longer has to remember since freed memory was last given back.
 #[derive(Debug, Default)]
-struct Gone {
+struct FreedBytes {
     /// Most live bytes since then.
-    lived_bytes: u64,
+    peak_bytes: u64,
     /// Whether bytes were read since it was last asked.
     is_busy: bool,
     /// Time to ask again, should nothing be read until then.
     due: Option<Instant>,
 }
 
-impl Gone {
+impl FreedBytes {
     /// Bytes from which a busy broker frees memory, if they are also half of what there was: it would soon need
     /// the memory again, which takes time. A quiet broker also frees less.
     const MUCH_BYTES: u64 = 128 << 20;
     const SOME_BYTES: u64 = 16 << 20;
     const QUIET: Duration = Duration::from_secs(3);
 
-    fn is_worth_giving_back(&mut self, live_bytes: u64, now: Instant) -> bool {
-        self.lived_bytes = self.lived_bytes.max(live_bytes);
-        let gone_bytes = self.lived_bytes - live_bytes;
+    fn is_worth_trimming(&mut self, live_bytes: u64, now: Instant) -> bool {
+        self.peak_bytes = self.peak_bytes.max(live_bytes);
+        let gone_bytes = self.peak_bytes - live_bytes;
         if std::mem::take(&mut self.is_busy) || gone_bytes < Self::SOME_BYTES {
             self.due = None;
         }
         if gone_bytes >= Self::SOME_BYTES {
             self.due.get_or_insert(now + Self::QUIET);
         }
-        let is_worth_it = gone_bytes >= Self::MUCH_BYTES.max(self.lived_bytes / 2)
+        let is_worth_trimming_now = gone_bytes >= Self::MUCH_BYTES.max(self.peak_bytes / 2)
             || self.due.is_some_and(|due| due <= now);
-        if is_worth_it {
-            (self.lived_bytes, self.due) = (live_bytes, None);
+        if is_worth_trimming_now {
+            (self.peak_bytes, self.due) = (live_bytes, None);
         }
-        is_worth_it
+        is_worth_trimming_now
     }
 }
 
@@ -123,7 +123,7 @@ impl Gone {
 /// and keep the memory of the largest backlog that it ever had. (glibc maps large blocks separately only
 /// until it has seen one freed.)
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
-pub(crate) fn give_back() {
+pub(crate) fn trim_heap() {
     unsafe extern "C" {
         fn malloc_trim(kept: usize) -> std::ffi::c_int;
     }
@@ -134,7 +134,7 @@ pub(crate) fn give_back() {
 }
 
 #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
-pub(crate) fn give_back() {}
+pub(crate) fn trim_heap() {}
 
 /// Returns the anonymous memory of the process: pages of files can be dropped at any time.
 fn held_bytes() -> Option<u64> {
@@ -206,14 +206,14 @@ mod tests {
 
     #[test]
     fn memory_is_given_back_when_much_has_gone_or_some_and_nobody_is_there() {
-        let mut gone = Gone::default();
+        let mut freed = FreedBytes::default();
         let start = Instant::now();
         let mib = |count: u64| count << 20;
         let mut asked = |busy: bool, live_bytes, after_ms| {
-            gone.is_busy = busy;
+            freed.is_busy = busy;
             let now = start + Duration::from_millis(after_ms);
-            let is_worth_it = gone.is_worth_giving_back(live_bytes, now);
-            (is_worth_it, gone.due.is_some())
+            let is_worth_trimming_now = freed.is_worth_trimming(live_bytes, now);
+            (is_worth_trimming_now, freed.due.is_some())
         };
         assert_eq!(asked(true, mib(1_000), 0), (false, false));
         assert_eq!(asked(true, mib(501), 10), (false, true));

@@ -9,12 +9,12 @@ use penstock_journal::is_full;
 /// The right to be the broker of a directory. Held by a lock that is released with the process, however
 /// that exits.
 #[derive(Debug)]
-pub struct LocalGuard {
+pub struct DirectoryLock {
     paths: LocalPaths,
     lock: fs::File,
 }
 
-impl LocalGuard {
+impl DirectoryLock {
     /// Takes the right, and makes the directory if there is none. `None`: another process is its broker.
     pub fn take(paths: LocalPaths) -> io::Result<Option<Self>> {
         // Before anything is made, and again for what another process has made meanwhile.
@@ -68,9 +68,9 @@ mod tests {
         fs::create_dir(&elsewhere).unwrap();
         std::os::unix::fs::symlink(&elsewhere, &paths.journal).unwrap();
         fs::set_permissions(&elsewhere, fs::Permissions::from_mode(0o777)).unwrap();
-        let refused = LocalGuard::take(paths.clone()).unwrap_err().to_string();
+        let refused = DirectoryLock::take(paths.clone()).unwrap_err().to_string();
         assert!(refused.contains(elsewhere.to_str().unwrap()), "{refused}");
         fs::set_permissions(&elsewhere, fs::Permissions::from_mode(0o700)).unwrap();
-        assert!(LocalGuard::take(paths).unwrap().is_some());
+        assert!(DirectoryLock::take(paths).unwrap().is_some());
     }
 }
