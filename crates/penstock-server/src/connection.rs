@@ -185,7 +185,7 @@ impl ClientConnection {
 
     /// Frees the buffers that a quiet connection does not need.
     pub(crate) fn shrink_buffers(&mut self) {
-        self.decoder.rest();
+        self.decoder.shrink();
         if self.out.is_empty() {
             self.out = BytesMut::new();
         }

@@ -4,7 +4,7 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 use prost::Message;
 
 use crate::generated::{ToBroker, ToClient, shapes};
-use crate::weigh::{MAX_ENTRY_BYTES, is_bearable};
+use crate::weigh::{MAX_ENTRY_BYTES, fits_memory};
 
 /// A frame is its length in four little-endian bytes, then the message.
 pub const FRAME_HEADER_BYTES: usize = 4;
@@ -29,18 +29,18 @@ pub enum WireError {
 /// Frame that one side receives from the other.
 pub trait Heard: Message + Default {
     /// Whether a frame may be decoded without taking more memory than a client may cost.
-    fn is_bearable(frame: &Bytes) -> bool;
+    fn fits_memory(frame: &Bytes) -> bool;
 }
 
 impl Heard for ToBroker {
-    fn is_bearable(frame: &Bytes) -> bool {
-        is_bearable(frame, &shapes::TO_BROKER, LARGEST_ENTRY)
+    fn fits_memory(frame: &Bytes) -> bool {
+        fits_memory(frame, &shapes::TO_BROKER, LARGEST_ENTRY)
     }
 }
 
 impl Heard for ToClient {
     /// Always true: a client has chosen its broker.
-    fn is_bearable(_frame: &Bytes) -> bool {
+    fn fits_memory(_frame: &Bytes) -> bool {
         true
     }
 }
@@ -89,7 +89,7 @@ impl<T: Heard> Decoder<T> {
     }
 
     /// Frees the buffer if nothing waits in it.
-    pub fn rest(&mut self) {
+    pub fn shrink(&mut self) {
         if self.arrived.is_empty() {
             self.arrived = BytesMut::new();
         }
@@ -99,7 +99,7 @@ impl<T: Heard> Decoder<T> {
     pub fn next_message(&mut self) -> Result<Option<T>, WireError> {
         match self.next_frame()? {
             None => Ok(None),
-            Some(frame) if !T::is_bearable(&frame) => Err(WireError::TooManyEntries),
+            Some(frame) if !T::fits_memory(&frame) => Err(WireError::TooManyEntries),
             Some(frame) => match T::decode(frame) {
                 Ok(message) => Ok(Some(message)),
                 Err(error) => Err(WireError::NotProtobuf(error.to_string())),

@@ -2922,189 +2922,189 @@ pub(crate) const FIRST_EXTRA: u32 = 12;
 
 /// Shapes of the frames that a client may send, for `weigh`.
 pub(crate) mod shapes {
-    use crate::weigh::{Field, Shape};
+    use crate::weigh::{EntryField, EntryShape};
 
-    pub(crate) const TO_BROKER: Shape = Shape::new(&[
-        (1, Field::One(&HELLO)),
-        (2, Field::Many(&COMMIT, size_of::<super::Commit>())),
-        (4, Field::One(&WATCH)),
-        (5, Field::Many(&QUERY, size_of::<super::Query>())),
-        (6, Field::One(&REPORT)),
-        (9, Field::Many(&REPLY, size_of::<super::Reply>())),
-        (10, Field::Many(&PROGRESS, size_of::<super::Progress>())),
-        (12, Field::Many(&CONSUMER, size_of::<super::Consumer>())),
+    pub(crate) const TO_BROKER: EntryShape = EntryShape::new(&[
+        (1, EntryField::One(&HELLO)),
+        (2, EntryField::Many(&COMMIT, size_of::<super::Commit>())),
+        (4, EntryField::One(&WATCH)),
+        (5, EntryField::Many(&QUERY, size_of::<super::Query>())),
+        (6, EntryField::One(&REPORT)),
+        (9, EntryField::Many(&REPLY, size_of::<super::Reply>())),
+        (10, EntryField::Many(&PROGRESS, size_of::<super::Progress>())),
+        (12, EntryField::Many(&CONSUMER, size_of::<super::Consumer>())),
     ]);
-    pub(crate) const CONSUMER: Shape = Shape::new(&[
-        (3, Field::ManyPlain(size_of::<String>())),
-        (4, Field::One(&CONSUMER_TASKS)),
-        (7, Field::One(&CONSUMER_HELD)),
+    pub(crate) const CONSUMER: EntryShape = EntryShape::new(&[
+        (3, EntryField::ManyPlain(size_of::<String>())),
+        (4, EntryField::One(&CONSUMER_TASKS)),
+        (7, EntryField::One(&CONSUMER_HELD)),
     ]);
-    pub(crate) const CONSUMER_HELD: Shape = Shape::new(&[
-        (1, Field::ManyPlain(size_of::<::prost::bytes::Bytes>())),
+    pub(crate) const CONSUMER_HELD: EntryShape = EntryShape::new(&[
+        (1, EntryField::ManyPlain(size_of::<::prost::bytes::Bytes>())),
     ]);
-    pub(crate) const CONSUMER_TASKS: Shape = Shape::new(&[
-        (1, Field::Many(&CONSUMER_TASKS_TASK, size_of::<super::consumer::tasks::Task>())),
+    pub(crate) const CONSUMER_TASKS: EntryShape = EntryShape::new(&[
+        (1, EntryField::Many(&CONSUMER_TASKS_TASK, size_of::<super::consumer::tasks::Task>())),
     ]);
-    pub(crate) const CONSUMER_TASKS_TASK: Shape = Shape::new(&[]);
-    pub(crate) const PROGRESS: Shape = Shape::new(&[
-        (1, Field::One(&LEASE)),
+    pub(crate) const CONSUMER_TASKS_TASK: EntryShape = EntryShape::new(&[]);
+    pub(crate) const PROGRESS: EntryShape = EntryShape::new(&[
+        (1, EntryField::One(&LEASE)),
     ]);
-    pub(crate) const LEASE: Shape = Shape::new(&[]);
-    pub(crate) const REPLY: Shape = Shape::new(&[]);
-    pub(crate) const REPORT: Shape = Shape::new(&[]);
-    pub(crate) const QUERY: Shape = Shape::new(&[
-        (5, Field::One(&ASK_QUERY)),
-        (6, Field::One(&STATUS_QUERY)),
-        (7, Field::One(&FAILED_QUERY)),
-        (9, Field::One(&WORKFLOWS_QUERY)),
-        (10, Field::One(&SCHEDULES_QUERY)),
-        (12, Field::One(&SET_CLOCK)),
+    pub(crate) const LEASE: EntryShape = EntryShape::new(&[]);
+    pub(crate) const REPLY: EntryShape = EntryShape::new(&[]);
+    pub(crate) const REPORT: EntryShape = EntryShape::new(&[]);
+    pub(crate) const QUERY: EntryShape = EntryShape::new(&[
+        (5, EntryField::One(&ASK_QUERY)),
+        (6, EntryField::One(&STATUS_QUERY)),
+        (7, EntryField::One(&FAILED_QUERY)),
+        (9, EntryField::One(&WORKFLOWS_QUERY)),
+        (10, EntryField::One(&SCHEDULES_QUERY)),
+        (12, EntryField::One(&SET_CLOCK)),
     ]);
-    pub(crate) const SET_CLOCK: Shape = Shape::new(&[]);
-    pub(crate) const SCHEDULES_QUERY: Shape = Shape::new(&[
-        (3, Field::One(&SCHEDULE_NAME)),
+    pub(crate) const SET_CLOCK: EntryShape = EntryShape::new(&[]);
+    pub(crate) const SCHEDULES_QUERY: EntryShape = EntryShape::new(&[
+        (3, EntryField::One(&SCHEDULE_NAME)),
     ]);
-    pub(crate) const SCHEDULE_NAME: Shape = Shape::new(&[]);
-    pub(crate) const WORKFLOWS_QUERY: Shape = Shape::new(&[
-        (6, Field::ManyPlain(size_of::<::prost::bytes::Bytes>())),
+    pub(crate) const SCHEDULE_NAME: EntryShape = EntryShape::new(&[]);
+    pub(crate) const WORKFLOWS_QUERY: EntryShape = EntryShape::new(&[
+        (6, EntryField::ManyPlain(size_of::<::prost::bytes::Bytes>())),
     ]);
-    pub(crate) const FAILED_QUERY: Shape = Shape::new(&[
-        (1, Field::One(&FILTER)),
+    pub(crate) const FAILED_QUERY: EntryShape = EntryShape::new(&[
+        (1, EntryField::One(&FILTER)),
     ]);
-    pub(crate) const FILTER: Shape = Shape::new(&[]);
-    pub(crate) const STATUS_QUERY: Shape = Shape::new(&[
-        (1, Field::ManyPlain(size_of::<String>())),
-        (2, Field::One(&STATUS_CURSOR)),
+    pub(crate) const FILTER: EntryShape = EntryShape::new(&[]);
+    pub(crate) const STATUS_QUERY: EntryShape = EntryShape::new(&[
+        (1, EntryField::ManyPlain(size_of::<String>())),
+        (2, EntryField::One(&STATUS_CURSOR)),
     ]);
-    pub(crate) const STATUS_CURSOR: Shape = Shape::new(&[]);
-    pub(crate) const ASK_QUERY: Shape = Shape::new(&[]);
-    pub(crate) const WATCH: Shape = Shape::new(&[
-        (1, Field::Many(&KEY_REF, size_of::<super::KeyRef>())),
-        (2, Field::Many(&KEY_REF, size_of::<super::KeyRef>())),
-        (4, Field::Many(&KEY_REF, size_of::<super::KeyRef>())),
+    pub(crate) const STATUS_CURSOR: EntryShape = EntryShape::new(&[]);
+    pub(crate) const ASK_QUERY: EntryShape = EntryShape::new(&[]);
+    pub(crate) const WATCH: EntryShape = EntryShape::new(&[
+        (1, EntryField::Many(&KEY_REF, size_of::<super::KeyRef>())),
+        (2, EntryField::Many(&KEY_REF, size_of::<super::KeyRef>())),
+        (4, EntryField::Many(&KEY_REF, size_of::<super::KeyRef>())),
     ]);
-    pub(crate) const KEY_REF: Shape = Shape::new(&[
-        (3, Field::One(&KEY_REF_SCOPED)),
+    pub(crate) const KEY_REF: EntryShape = EntryShape::new(&[
+        (3, EntryField::One(&KEY_REF_SCOPED)),
     ]);
-    pub(crate) const KEY_REF_SCOPED: Shape = Shape::new(&[]);
-    pub(crate) const COMMIT: Shape = Shape::new(&[
-        (3, Field::Many(&TX, size_of::<super::Tx>())),
+    pub(crate) const KEY_REF_SCOPED: EntryShape = EntryShape::new(&[]);
+    pub(crate) const COMMIT: EntryShape = EntryShape::new(&[
+        (3, EntryField::Many(&TX, size_of::<super::Tx>())),
     ]);
-    pub(crate) const TX: Shape = Shape::new(&[
-        (1, Field::Many(&OP, size_of::<super::Op>())),
+    pub(crate) const TX: EntryShape = EntryShape::new(&[
+        (1, EntryField::Many(&OP, size_of::<super::Op>())),
     ]);
-    pub(crate) const OP: Shape = Shape::new(&[
-        (1, Field::One(&ACK)),
-        (2, Field::One(&RELEASE)),
-        (3, Field::One(&MOVE)),
-        (4, Field::One(&PUBLISH)),
-        (5, Field::One(&PUT)),
-        (6, Field::One(&KEY_REF)),
-        (7, Field::One(&GUARD)),
-        (8, Field::One(&HOLD)),
-        (9, Field::One(&JOIN)),
-        (13, Field::One(&LIMIT)),
-        (14, Field::One(&CANCEL)),
-        (15, Field::One(&FAIL)),
-        (16, Field::One(&RETRY_FAILED)),
-        (17, Field::One(&TARGET)),
-        (19, Field::One(&SEAL)),
-        (20, Field::One(&OPEN)),
-        (22, Field::One(&SCHEDULE)),
-        (23, Field::One(&SCHEDULE_NAME)),
+    pub(crate) const OP: EntryShape = EntryShape::new(&[
+        (1, EntryField::One(&ACK)),
+        (2, EntryField::One(&RELEASE)),
+        (3, EntryField::One(&MOVE)),
+        (4, EntryField::One(&PUBLISH)),
+        (5, EntryField::One(&PUT)),
+        (6, EntryField::One(&KEY_REF)),
+        (7, EntryField::One(&GUARD)),
+        (8, EntryField::One(&HOLD)),
+        (9, EntryField::One(&JOIN)),
+        (13, EntryField::One(&LIMIT)),
+        (14, EntryField::One(&CANCEL)),
+        (15, EntryField::One(&FAIL)),
+        (16, EntryField::One(&RETRY_FAILED)),
+        (17, EntryField::One(&TARGET)),
+        (19, EntryField::One(&SEAL)),
+        (20, EntryField::One(&OPEN)),
+        (22, EntryField::One(&SCHEDULE)),
+        (23, EntryField::One(&SCHEDULE_NAME)),
     ]);
-    pub(crate) const SCHEDULE: Shape = Shape::new(&[
-        (1, Field::One(&SCHEDULE_NAME)),
-        (2, Field::One(&DECLARED)),
-        (3, Field::One(&PLAN)),
-        (8, Field::One(&PLAN)),
+    pub(crate) const SCHEDULE: EntryShape = EntryShape::new(&[
+        (1, EntryField::One(&SCHEDULE_NAME)),
+        (2, EntryField::One(&DECLARED)),
+        (3, EntryField::One(&PLAN)),
+        (8, EntryField::One(&PLAN)),
     ]);
-    pub(crate) const PLAN: Shape = Shape::new(&[
-        (1, Field::One(&TIMING)),
-        (6, Field::One(&MESSAGE)),
+    pub(crate) const PLAN: EntryShape = EntryShape::new(&[
+        (1, EntryField::One(&TIMING)),
+        (6, EntryField::One(&MESSAGE)),
     ]);
-    pub(crate) const MESSAGE: Shape = Shape::new(&[
-        (4, Field::One(&DUE)),
-        (10, Field::ManyPlain(size_of::<::prost::bytes::Bytes>())),
-        (12, Field::One(&MEMBER)),
-        (13, Field::One(&INPUTS)),
-        (16, Field::Many(&HEADER, size_of::<super::Header>())),
-        (22, Field::One(&RETRIES)),
+    pub(crate) const MESSAGE: EntryShape = EntryShape::new(&[
+        (4, EntryField::One(&DUE)),
+        (10, EntryField::ManyPlain(size_of::<::prost::bytes::Bytes>())),
+        (12, EntryField::One(&MEMBER)),
+        (13, EntryField::One(&INPUTS)),
+        (16, EntryField::Many(&HEADER, size_of::<super::Header>())),
+        (22, EntryField::One(&RETRIES)),
     ]).with_box(super::FIRST_EXTRA, size_of::<super::MessageExtras>());
-    pub(crate) const RETRIES: Shape = Shape::new(&[
-        (2, Field::ManyNumbers(size_of::<u64>())),
+    pub(crate) const RETRIES: EntryShape = EntryShape::new(&[
+        (2, EntryField::ManyNumbers(size_of::<u64>())),
     ]);
-    pub(crate) const HEADER: Shape = Shape::new(&[]);
-    pub(crate) const INPUTS: Shape = Shape::new(&[]);
-    pub(crate) const MEMBER: Shape = Shape::new(&[]);
-    pub(crate) const DUE: Shape = Shape::new(&[]);
-    pub(crate) const TIMING: Shape = Shape::new(&[]);
-    pub(crate) const DECLARED: Shape = Shape::new(&[
-        (1, Field::One(&PLAN)),
+    pub(crate) const HEADER: EntryShape = EntryShape::new(&[]);
+    pub(crate) const INPUTS: EntryShape = EntryShape::new(&[]);
+    pub(crate) const MEMBER: EntryShape = EntryShape::new(&[]);
+    pub(crate) const DUE: EntryShape = EntryShape::new(&[]);
+    pub(crate) const TIMING: EntryShape = EntryShape::new(&[]);
+    pub(crate) const DECLARED: EntryShape = EntryShape::new(&[
+        (1, EntryField::One(&PLAN)),
     ]);
-    pub(crate) const OPEN: Shape = Shape::new(&[
-        (4, Field::One(&DUE)),
+    pub(crate) const OPEN: EntryShape = EntryShape::new(&[
+        (4, EntryField::One(&DUE)),
     ]);
-    pub(crate) const SEAL: Shape = Shape::new(&[]);
-    pub(crate) const TARGET: Shape = Shape::new(&[
-        (2, Field::One(&FILTER)),
+    pub(crate) const SEAL: EntryShape = EntryShape::new(&[]);
+    pub(crate) const TARGET: EntryShape = EntryShape::new(&[
+        (2, EntryField::One(&FILTER)),
     ]);
-    pub(crate) const RETRY_FAILED: Shape = Shape::new(&[
-        (1, Field::One(&TARGET)),
+    pub(crate) const RETRY_FAILED: EntryShape = EntryShape::new(&[
+        (1, EntryField::One(&TARGET)),
     ]);
-    pub(crate) const FAIL: Shape = Shape::new(&[
-        (1, Field::One(&LEASE)),
-        (4, Field::One(&FAILURE)),
+    pub(crate) const FAIL: EntryShape = EntryShape::new(&[
+        (1, EntryField::One(&LEASE)),
+        (4, EntryField::One(&FAILURE)),
     ]);
-    pub(crate) const FAILURE: Shape = Shape::new(&[]);
-    pub(crate) const CANCEL: Shape = Shape::new(&[
-        (1, Field::One(&TARGET)),
+    pub(crate) const FAILURE: EntryShape = EntryShape::new(&[]);
+    pub(crate) const CANCEL: EntryShape = EntryShape::new(&[
+        (1, EntryField::One(&TARGET)),
     ]);
-    pub(crate) const LIMIT: Shape = Shape::new(&[]);
-    pub(crate) const JOIN: Shape = Shape::new(&[]);
-    pub(crate) const HOLD: Shape = Shape::new(&[
-        (3, Field::Many(&HOLD_HELD, size_of::<super::hold::Held>())),
-        (5, Field::One(&UNSEALED)),
-        (8, Field::Many(&MEMBER, size_of::<super::Member>())),
-        (10, Field::Many(&HOLD_EXPECTED, size_of::<super::hold::Expected>())),
+    pub(crate) const LIMIT: EntryShape = EntryShape::new(&[]);
+    pub(crate) const JOIN: EntryShape = EntryShape::new(&[]);
+    pub(crate) const HOLD: EntryShape = EntryShape::new(&[
+        (3, EntryField::Many(&HOLD_HELD, size_of::<super::hold::Held>())),
+        (5, EntryField::One(&UNSEALED)),
+        (8, EntryField::Many(&MEMBER, size_of::<super::Member>())),
+        (10, EntryField::Many(&HOLD_EXPECTED, size_of::<super::hold::Expected>())),
     ]);
-    pub(crate) const HOLD_EXPECTED: Shape = Shape::new(&[]);
-    pub(crate) const UNSEALED: Shape = Shape::new(&[]);
-    pub(crate) const HOLD_HELD: Shape = Shape::new(&[
-        (2, Field::One(&MESSAGE)),
-        (4, Field::One(&DUE)),
+    pub(crate) const HOLD_EXPECTED: EntryShape = EntryShape::new(&[]);
+    pub(crate) const UNSEALED: EntryShape = EntryShape::new(&[]);
+    pub(crate) const HOLD_HELD: EntryShape = EntryShape::new(&[
+        (2, EntryField::One(&MESSAGE)),
+        (4, EntryField::One(&DUE)),
     ]);
-    pub(crate) const GUARD: Shape = Shape::new(&[
-        (1, Field::One(&KEY_REF)),
+    pub(crate) const GUARD: EntryShape = EntryShape::new(&[
+        (1, EntryField::One(&KEY_REF)),
     ]);
-    pub(crate) const PUT: Shape = Shape::new(&[
-        (1, Field::One(&KEY_REF)),
-        (2, Field::One(&VALUE)),
+    pub(crate) const PUT: EntryShape = EntryShape::new(&[
+        (1, EntryField::One(&KEY_REF)),
+        (2, EntryField::One(&VALUE)),
     ]);
-    pub(crate) const VALUE: Shape = Shape::new(&[]);
-    pub(crate) const PUBLISH: Shape = Shape::new(&[
-        (1, Field::ManyPlain(size_of::<String>())),
-        (2, Field::One(&MESSAGE)),
-        (3, Field::One(&DUE)),
-        (4, Field::One(&KEY_REF)),
-        (5, Field::One(&CLAIM)),
+    pub(crate) const VALUE: EntryShape = EntryShape::new(&[]);
+    pub(crate) const PUBLISH: EntryShape = EntryShape::new(&[
+        (1, EntryField::ManyPlain(size_of::<String>())),
+        (2, EntryField::One(&MESSAGE)),
+        (3, EntryField::One(&DUE)),
+        (4, EntryField::One(&KEY_REF)),
+        (5, EntryField::One(&CLAIM)),
     ]);
-    pub(crate) const CLAIM: Shape = Shape::new(&[
-        (1, Field::One(&KEY_REF)),
+    pub(crate) const CLAIM: EntryShape = EntryShape::new(&[
+        (1, EntryField::One(&KEY_REF)),
     ]);
-    pub(crate) const MOVE: Shape = Shape::new(&[
-        (1, Field::One(&LEASE)),
-        (3, Field::One(&DUE)),
-        (6, Field::One(&DUE)),
+    pub(crate) const MOVE: EntryShape = EntryShape::new(&[
+        (1, EntryField::One(&LEASE)),
+        (3, EntryField::One(&DUE)),
+        (6, EntryField::One(&DUE)),
     ]);
-    pub(crate) const RELEASE: Shape = Shape::new(&[
-        (1, Field::One(&LEASE)),
+    pub(crate) const RELEASE: EntryShape = EntryShape::new(&[
+        (1, EntryField::One(&LEASE)),
     ]);
-    pub(crate) const ACK: Shape = Shape::new(&[
-        (1, Field::One(&LEASE)),
+    pub(crate) const ACK: EntryShape = EntryShape::new(&[
+        (1, EntryField::One(&LEASE)),
     ]);
-    pub(crate) const HELLO: Shape = Shape::new(&[
-        (7, Field::Many(&LEASE, size_of::<super::Lease>())),
+    pub(crate) const HELLO: EntryShape = EntryShape::new(&[
+        (7, EntryField::Many(&LEASE, size_of::<super::Lease>())),
     ]);
 
     /// Bytes of memory for an entry of each kind of list.

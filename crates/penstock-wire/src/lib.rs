@@ -20,7 +20,9 @@ mod versions;
 mod weigh;
 
 pub use frame::{Decoder, FRAME_HEADER_BYTES, Heard, WireError, encode_frame, encoded_frame_len};
-pub use versions::{LATER, LOWEST_PROTOCOL_VERSION, Later, PROTOCOL_VERSION, Versions, Within};
+pub use versions::{
+    ADDITIONS, Addition, LOWEST_PROTOCOL_VERSION, PROTOCOL_VERSION, Versions, Within,
+};
 pub use weigh::MAX_ENTRY_BYTES;
 
 /// The messages of `proto/penstock.proto`.

@@ -2,7 +2,7 @@
 //!
 //! Both sides state the highest version that they speak, and go on in the lower of the two. Additions of
 //! later versions must not be sent: an operation would be refused, but a field would be dropped
-//! without a trace. So a client looks into [`LATER`] before it sends anything to an older broker.
+//! without a trace. So a client looks into [`ADDITIONS`] before it sends anything to an older broker.
 //!
 //! Hello, Welcome, Close and the question that stops a local broker mean the same in every version.
 
@@ -23,12 +23,12 @@ pub struct Versions {
     pub lowest: u32,
     pub highest: u32,
     /// Additions of all versions but the first.
-    pub later: &'static [Later],
+    pub additions: &'static [Addition],
 }
 
 /// Addition of a version after the first.
 #[derive(Clone, Copy, Debug)]
-pub struct Later {
+pub struct Addition {
     pub since: u32,
     /// Name for people.
     pub what: &'static str,
@@ -53,7 +53,7 @@ const PUBLISH: u32 = 4;
 const HOLD: u32 = 8;
 
 /// Additions of each version but the first. An entry may go once no version before it is spoken.
-pub const LATER: &[Later] = &[
+pub const ADDITIONS: &[Addition] = &[
     operation(2, 14, "cancelling jobs"),
     operation(2, 15, "failing a job in one operation"),
     operation(2, 16, "retrying failed jobs"),
@@ -62,7 +62,7 @@ pub const LATER: &[Later] = &[
     operation(2, 20, "naming workflows"),
     operation(2, 22, "schedules"),
     operation(2, 23, "removing schedules"),
-    Later {
+    Addition {
         since: 2,
         what: "replacing a job",
         within: Within::Tx,
@@ -81,8 +81,8 @@ pub const LATER: &[Later] = &[
     query(2, 12, "moving the clock"),
 ];
 
-const fn operation(since: u32, number: u32, what: &'static str) -> Later {
-    Later {
+const fn operation(since: u32, number: u32, what: &'static str) -> Addition {
+    Addition {
         since,
         what,
         within: Within::Tx,
@@ -91,8 +91,8 @@ const fn operation(since: u32, number: u32, what: &'static str) -> Later {
     }
 }
 
-const fn message_fields(since: u32, fields: (u32, u32), path: &'static [u32]) -> Later {
-    Later {
+const fn message_fields(since: u32, fields: (u32, u32), path: &'static [u32]) -> Addition {
+    Addition {
         since,
         what: "headers, keys, time limits, retries and workflows of a job",
         within: Within::Tx,
@@ -101,8 +101,8 @@ const fn message_fields(since: u32, fields: (u32, u32), path: &'static [u32]) ->
     }
 }
 
-const fn query(since: u32, number: u32, what: &'static str) -> Later {
-    Later {
+const fn query(since: u32, number: u32, what: &'static str) -> Addition {
+    Addition {
         since,
         what,
         within: Within::Query,
@@ -115,7 +115,7 @@ impl Versions {
     pub const TODAY: Self = Self {
         lowest: LOWEST_PROTOCOL_VERSION,
         highest: PROTOCOL_VERSION,
-        later: LATER,
+        additions: ADDITIONS,
     };
 
     /// Returns the version to speak with a peer that speaks up to this one; `None`: there is none.
@@ -125,11 +125,17 @@ impl Versions {
     }
 
     /// Returns an addition in these bytes that a broker of this version would not understand.
-    pub fn too_new(&self, version: u32, within: Within, encoded: &Bytes) -> Option<&'static Later> {
-        let is_too_new = |later: &&'static Later| later.within == within && later.since > version;
-        let later: Vec<&'static Later> = self.later.iter().filter(is_too_new).collect();
+    pub fn too_new(
+        &self,
+        version: u32,
+        within: Within,
+        encoded: &Bytes,
+    ) -> Option<&'static Addition> {
+        let is_too_new =
+            |additions: &&'static Addition| additions.within == within && additions.since > version;
+        let additions: Vec<&'static Addition> = self.additions.iter().filter(is_too_new).collect();
         // What we have encoded is sound, so nothing is hidden behind an error.
-        find(encoded.clone(), &mut Vec::new(), &later).unwrap_or(None)
+        find(encoded.clone(), &mut Vec::new(), &additions).unwrap_or(None)
     }
 }
 
@@ -146,24 +152,24 @@ impl fmt::Display for Versions {
 fn find(
     mut bytes: Bytes,
     here: &mut Vec<u32>,
-    later: &[&'static Later],
-) -> Result<Option<&'static Later>, prost::DecodeError> {
+    additions: &[&'static Addition],
+) -> Result<Option<&'static Addition>, prost::DecodeError> {
     while bytes.has_remaining() {
         let (number, wire_type) = decode_key(&mut bytes)?;
-        let is_field = |later: &&&Later| {
-            let (first, last) = later.fields;
-            later.path == here.as_slice() && (first..=last).contains(&number)
+        let is_field = |additions: &&&Addition| {
+            let (first, last) = additions.fields;
+            additions.path == here.as_slice() && (first..=last).contains(&number)
         };
-        if let Some(found) = later.iter().find(is_field) {
+        if let Some(found) = additions.iter().find(is_field) {
             return Ok(Some(found));
         }
         here.push(number);
-        let leads_on = later
+        let leads_on = additions
             .iter()
-            .any(|later| later.path.starts_with(here.as_slice()));
+            .any(|additions| additions.path.starts_with(here.as_slice()));
         if leads_on && wire_type == WireType::LengthDelimited {
             let length = decode_varint(&mut bytes)?.min(bytes.remaining() as u64);
-            let found = find(bytes.split_to(length as usize), here, later)?;
+            let found = find(bytes.split_to(length as usize), here, additions)?;
             if found.is_some() {
                 return Ok(found);
             }
@@ -193,8 +199,8 @@ mod tests {
 
     fn in_tx(version: u32, ops: Vec<Op>) -> Option<&'static str> {
         let encoded = proto::Tx::from(Tx { ops }).encode_to_vec().into();
-        let later = BEFORE.too_new(version, Within::Tx, &encoded);
-        later.map(|later| later.what)
+        let additions = BEFORE.too_new(version, Within::Tx, &encoded);
+        additions.map(|additions| additions.what)
     }
 
     fn pause() -> Op {
@@ -271,8 +277,8 @@ mod tests {
     fn a_question_is_found() {
         let check = |query: Query, expected: Option<&str>| {
             let encoded = proto::Query::from((7, query)).encode_to_vec().into();
-            let later = BEFORE.too_new(1, Within::Query, &encoded);
-            assert_eq!(later.map(|later| later.what), expected);
+            let additions = BEFORE.too_new(1, Within::Query, &encoded);
+            assert_eq!(additions.map(|additions| additions.what), expected);
         };
         check(Query::Message(MessageId([1; 16])), None);
         check(Query::Stop, None);
@@ -311,7 +317,7 @@ mod tests {
         let both = Versions {
             lowest: 2,
             highest: 3,
-            later: &[],
+            additions: &[],
         };
         let common = |other| both.common(other);
         assert_eq!(

@@ -12,23 +12,23 @@ use prost::encoding::{DecodeContext, WireType, decode_varint, skip_field};
 pub const MAX_ENTRY_BYTES: usize = 64 << 20;
 
 /// The fields of a message that hold messages, or that may come any number of times.
-pub(crate) struct Shape {
-    fields: &'static [(u32, Field)],
+pub(crate) struct EntryShape {
+    fields: &'static [(u32, EntryField)],
     /// Bitmap of the fields' numbers.
     numbers: u64,
     /// Number from which on fields are in a box, and the box's bytes.
     boxed: Option<(u32, usize)>,
 }
 
-impl Shape {
-    pub(crate) const fn new(fields: &'static [(u32, Field)]) -> Self {
+impl EntryShape {
+    pub(crate) const fn new(fields: &'static [(u32, EntryField)]) -> Self {
         assert!(fields.len() <= MOST_FIELDS);
         let mut numbers = 0;
-        let mut place = 0;
-        while place < fields.len() {
-            assert!(fields[place].0 < u64::BITS);
-            numbers |= 1 << fields[place].0;
-            place += 1;
+        let mut index = 0;
+        while index < fields.len() {
+            assert!(fields[index].0 < u64::BITS);
+            numbers |= 1 << fields[index].0;
+            index += 1;
         }
         Self {
             fields,
@@ -38,7 +38,7 @@ impl Shape {
     }
 
     /// Returns the place of a field in the list.
-    fn place_of(&self, number: u32) -> Option<usize> {
+    fn index_of(&self, number: u32) -> Option<usize> {
         let is_known = number < u64::BITS && self.numbers & 1 << number != 0;
         match is_known {
             true => self.fields.iter().position(|(known, _)| *known == number),
@@ -54,11 +54,11 @@ impl Shape {
 
 const MOST_FIELDS: usize = 20;
 
-pub(crate) enum Field {
+pub(crate) enum EntryField {
     /// A message inside its parent's memory. Sent twice it is merged, or replaced.
-    One(&'static Shape),
+    One(&'static EntryShape),
     /// A list of messages, and the bytes of an entry.
-    Many(&'static Shape, usize),
+    Many(&'static EntryShape, usize),
     /// A list of strings, and the bytes of an entry besides its text.
     ManyPlain(usize),
     /// A list of numbers, packed or each for itself, and the bytes of an entry.
@@ -67,7 +67,7 @@ pub(crate) enum Field {
 
 /// Whether the entries of this frame stay under [`MAX_ENTRY_BYTES`]. Bytes that are not protobuf pass, for
 /// the decoder to say so.
-pub(crate) fn is_bearable(frame: &[u8], shape: &Shape, largest_entry: usize) -> bool {
+pub(crate) fn fits_memory(frame: &[u8], shape: &EntryShape, largest_entry: usize) -> bool {
     // The shortest entry is the number of its field and a length of zero, and one that is alone in its
     // list takes the room of FIRST_ROOM.
     if frame.len() / 2 * FIRST_ROOM as usize * largest_entry <= MAX_ENTRY_BYTES {
@@ -100,7 +100,7 @@ impl From<DecodeError> for Stop {
 impl Walk {
     /// Works on borrowed bytes, as every part of a counted buffer would count it up and down: half of the time of
     /// a large frame's walk.
-    fn message(&mut self, mut bytes: &[u8], shape: &Shape) -> Result<(), Stop> {
+    fn message(&mut self, mut bytes: &[u8], shape: &EntryShape) -> Result<(), Stop> {
         if shape.fields.is_empty() {
             return Ok(());
         }
@@ -111,28 +111,28 @@ impl Walk {
             if let Some((_, box_bytes)) = boxed.take_if(|(first, _)| number >= *first) {
                 self.take(box_bytes)?;
             }
-            let place = shape.place_of(number);
-            let (Some(place), WireType::LengthDelimited) = (place, wire_type) else {
-                if let Some(place) = place
-                    && let Field::ManyNumbers(entry_bytes) = &shape.fields[place].1
+            let index = shape.index_of(number);
+            let (Some(index), WireType::LengthDelimited) = (index, wire_type) else {
+                if let Some(index) = index
+                    && let EntryField::ManyNumbers(entry_bytes) = &shape.fields[index].1
                 {
-                    self.add(&mut lists[place], *entry_bytes)?;
+                    self.add(&mut lists[index], *entry_bytes)?;
                 }
                 skip(wire_type, number, &mut bytes)?;
                 continue;
             };
             let held = part(&mut bytes)?;
-            match &shape.fields[place].1 {
-                Field::One(shape) => self.message(held, shape)?,
-                Field::Many(shape, entry_bytes) => {
-                    self.add(&mut lists[place], *entry_bytes)?;
+            match &shape.fields[index].1 {
+                EntryField::One(shape) => self.message(held, shape)?,
+                EntryField::Many(shape, entry_bytes) => {
+                    self.add(&mut lists[index], *entry_bytes)?;
                     self.message(held, shape)?;
                 }
-                Field::ManyPlain(entry_bytes) => self.add(&mut lists[place], *entry_bytes)?,
-                Field::ManyNumbers(entry_bytes) => {
+                EntryField::ManyPlain(entry_bytes) => self.add(&mut lists[index], *entry_bytes)?,
+                EntryField::ManyNumbers(entry_bytes) => {
                     // Each ends in a byte whose highest bit is not set.
                     for _ in held.iter().filter(|byte| **byte < 0x80) {
-                        self.add(&mut lists[place], *entry_bytes)?;
+                        self.add(&mut lists[index], *entry_bytes)?;
                     }
                 }
             }

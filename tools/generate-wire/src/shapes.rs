@@ -45,8 +45,9 @@ pub fn of(root: &str, split: &Split, files: &FileDescriptorSet) -> Result<String
             ),
             false => String::new(),
         };
-        shapes +=
-            &format!("    pub(crate) const {constant}: Shape = Shape::new(&[{list}]){boxed};\n");
+        shapes += &format!(
+            "    pub(crate) const {constant}: EntryShape = EntryShape::new(&[{list}]){boxed};\n"
+        );
     }
     let mut sizes = String::new();
     for entry in entries {
@@ -56,7 +57,7 @@ pub fn of(root: &str, split: &Split, files: &FileDescriptorSet) -> Result<String
         "/// The fields of a message from this one on are in a box of their own, mostly absent.\n\
          pub(crate) const FIRST_EXTRA: u32 = {};\n\n\
          /// Shapes of the frames that a client may send, for `weigh`.\n\
-         pub(crate) mod shapes {{\n    use crate::weigh::{{Field, Shape}};\n\n{shapes}\n    \
+         pub(crate) mod shapes {{\n    use crate::weigh::{{EntryField, EntryShape}};\n\n{shapes}\n    \
          /// Bytes of memory for an entry of each kind of list.\n    \
          pub(crate) const ENTRIES: &[usize] = &[\n{sizes}    ];\n}}\n",
         split.first_rare,
@@ -74,15 +75,17 @@ impl FieldShape {
     fn code(&self) -> String {
         let shape = self.holds.as_deref().map(constant);
         match (shape, &self.entry) {
-            (Some(shape), None) => format!("Field::One(&{shape})"),
-            (Some(shape), Some(entry)) => format!("Field::Many(&{shape}, size_of::<{entry}>())"),
+            (Some(shape), None) => format!("EntryField::One(&{shape})"),
+            (Some(shape), Some(entry)) => {
+                format!("EntryField::Many(&{shape}, size_of::<{entry}>())")
+            }
             (None, entry) => {
                 let entry = entry.as_deref().unwrap_or("()");
                 let field = match entry {
                     "u64" => "ManyNumbers",
                     _ => "ManyPlain",
                 };
-                format!("Field::{field}(size_of::<{entry}>())")
+                format!("EntryField::{field}(size_of::<{entry}>())")
             }
         }
     }

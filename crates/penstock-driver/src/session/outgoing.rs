@@ -6,7 +6,7 @@ use bytes::Bytes;
 use penstock_message::{
     Feature, Features, Key, MessageId, NotOffered, Progress, Query, Receipt, Refusal,
 };
-use penstock_wire::{Later, MAX_TRANSACTION_BYTES, Within, encode_frame, proto};
+use penstock_wire::{Addition, MAX_TRANSACTION_BYTES, Within, encode_frame, proto};
 use prost::Message as _;
 
 use super::{Call, CallDone, Event, PendingTx, Session};
@@ -306,7 +306,7 @@ impl Session {
         if self.version >= versions.highest {
             return None;
         }
-        let Later { what, since, .. } = *versions.too_new(self.version, within, &encoded())?;
+        let Addition { what, since, .. } = *versions.too_new(self.version, within, &encoded())?;
         Some(NotOffered {
             feature: what.into(),
             engine: format!(

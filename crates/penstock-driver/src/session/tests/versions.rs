@@ -1,22 +1,22 @@
 //! Tests clients and brokers of different protocol versions.
 
 use penstock_message::{Filter, MessageId, OnRunning, Query, Target};
-use penstock_wire::{LATER, Later, Within};
+use penstock_wire::{ADDITIONS, Addition, Within};
 use prost::Message as _;
 
 use super::*;
 use crate::encoded::Form;
 
 /// Additions of version 3 for these tests: an operation, and a field of a message.
-const LATER_BY_3: &[Later] = &[
-    Later {
+const ADDED_BY_3: &[Addition] = &[
+    Addition {
         since: 3,
         what: "weighing jobs",
         within: Within::Tx,
         path: &[1],
         fields: (30, 30),
     },
-    Later {
+    Addition {
         since: 3,
         what: "the colour of a job",
         within: Within::Tx,
@@ -27,13 +27,13 @@ const LATER_BY_3: &[Later] = &[
 const OF_3: Versions = Versions {
     lowest: 2,
     highest: 3,
-    later: LATER_BY_3,
+    additions: ADDED_BY_3,
 };
 /// Versions of a current program that still spoke version 1.
 const FROM_1: Versions = Versions {
     lowest: 1,
     highest: 2,
-    later: LATER,
+    additions: ADDITIONS,
 };
 
 /// Encodes a field of bytes.
