@@ -1,7 +1,7 @@
 //! Lists, draws, cancels and retries workflows.
 
 use clap::{Args, Subcommand, ValueEnum};
-use penstock_drawing::{Step, Workflow, fields};
+use penstock_drawing::{DrawnStep, DrawnWorkflow, fields};
 use penstock_message::{
     Answer, Filter, MessageId, Op, OperationStatus, Query, Target, WorkflowInfo, WorkflowState,
     WorkflowsPage, WorkflowsQuery,
@@ -240,12 +240,13 @@ fn draw(arguments: &ShowArguments) -> Result<(), Failure> {
     };
     let described = page(&broker, query.clone())?;
     let first = described.workflows.first();
-    let steps = first.and_then(|workflow| Step::read(&workflow.description));
+    let steps = first.and_then(|workflow| DrawnStep::read(&workflow.description));
     let mut nodes = steps.map_or_else(Vec::new, |steps| steps.ids());
     nodes.truncate(WorkflowsQuery::NODES_CAP);
     query.nodes = nodes;
     let page = page(&broker, query)?;
-    let (Some(workflow), Some(info)) = (Workflow::of_page(&page), page.workflows.first()) else {
+    let (Some(workflow), Some(info)) = (DrawnWorkflow::of_page(&page), page.workflows.first())
+    else {
         return Err(unknown(arguments.id));
     };
     if arguments.json {

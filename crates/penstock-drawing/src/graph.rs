@@ -1,15 +1,15 @@
 //! The steps as boxes and lines between them.
 
-use crate::step::{Step, What};
+use crate::step::{DrawnStep, What};
 use crate::text::number;
 
 /// A box: one step, or a group of many.
-pub(crate) struct Node {
+pub(crate) struct StepNode {
     pub(crate) label: String,
     pub(crate) state: &'static str,
 }
 
-pub(crate) struct Edge {
+pub(crate) struct StepEdge {
     pub(crate) from: usize,
     pub(crate) to: usize,
     /// Outcome on which a callback runs; `None`: the next step.
@@ -17,13 +17,13 @@ pub(crate) struct Edge {
 }
 
 #[derive(Default)]
-pub(crate) struct Graph {
-    pub(crate) nodes: Vec<Node>,
-    pub(crate) edges: Vec<Edge>,
+pub(crate) struct StepGraph {
+    pub(crate) nodes: Vec<StepNode>,
+    pub(crate) edges: Vec<StepEdge>,
 }
 
-impl Graph {
-    pub(crate) fn of(steps: Option<&Step>) -> Self {
+impl StepGraph {
+    pub(crate) fn of(steps: Option<&DrawnStep>) -> Self {
         let mut graph = Self::default();
         if let Some(steps) = steps {
             graph.add(steps, &[], None);
@@ -32,7 +32,7 @@ impl Graph {
     }
 
     /// Adds a step behind these boxes; returns those in which it ends.
-    fn add(&mut self, step: &Step, behind: &[usize], on: Option<&str>) -> Vec<usize> {
+    fn add(&mut self, step: &DrawnStep, behind: &[usize], on: Option<&str>) -> Vec<usize> {
         let ends = match &step.what {
             What::Chain(steps, more) => {
                 let mut ends = behind.to_vec();
@@ -57,7 +57,7 @@ impl Graph {
     }
 
     /// Adds the members of a group, each behind those that it needs, and returns the ends of those that no other needs.
-    fn add_group(&mut self, steps: &[Step], behind: &[usize], on: Option<&str>) -> Vec<usize> {
+    fn add_group(&mut self, steps: &[DrawnStep], behind: &[usize], on: Option<&str>) -> Vec<usize> {
         let mut ends: Vec<Option<Vec<usize>>> = vec![None; steps.len()];
         let mut is_needed = vec![false; steps.len()];
         for place in in_order(steps) {
@@ -76,7 +76,7 @@ impl Graph {
             for (place, ends, outcome) in needs {
                 is_needed[place] = true;
                 for to in self.beginnings(first) {
-                    self.edges.extend(ends.iter().map(|from| Edge {
+                    self.edges.extend(ends.iter().map(|from| StepEdge {
                         from: *from,
                         to,
                         on: (outcome != "succeeded").then(|| outcome.to_owned()),
@@ -108,8 +108,8 @@ impl Graph {
         on: Option<&str>,
     ) -> Vec<usize> {
         let to = self.nodes.len();
-        self.nodes.push(Node { label, state });
-        let edges = behind.iter().map(|from| Edge {
+        self.nodes.push(StepNode { label, state });
+        let edges = behind.iter().map(|from| StepEdge {
             from: *from,
             to,
             on: on.map(str::to_owned),
@@ -131,7 +131,7 @@ impl Graph {
 
 /// Returns the places of the members of a group, each behind those that it needs. Those that need each other in a circle, which no
 /// client of ours writes, come last.
-fn in_order(steps: &[Step]) -> Vec<usize> {
+fn in_order(steps: &[DrawnStep]) -> Vec<usize> {
     let mut waits: Vec<usize> = steps.iter().map(|step| step.needs.len()).collect();
     let mut needed_by = vec![Vec::new(); steps.len()];
     for (place, step) in steps.iter().enumerate() {

@@ -24,18 +24,18 @@ use penstock_message::{WorkflowInfo, WorkflowsPage};
 use serde_json::{Map, Value, json};
 
 pub use schedule::fields_of_schedule;
-pub use step::Step;
+pub use step::DrawnStep;
 
 /// A workflow, and its steps with their states.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Workflow {
+pub struct DrawnWorkflow {
     pub id: String,
     pub name: String,
     pub state: String,
     /// Jobs by state, in the order in which they are shown.
     pub jobs: Vec<(&'static str, u64)>,
     /// `None`: its client has described no steps, or this program can't read them.
-    pub steps: Option<Step>,
+    pub steps: Option<DrawnStep>,
     /// All other fields, for programs.
     more: Map<String, Value>,
 }
@@ -69,11 +69,11 @@ pub fn fields(info: &WorkflowInfo) -> Value {
     })
 }
 
-impl Workflow {
-    /// Reads the one workflow of a page, with the states of [`Step::ids`] that were asked for with it.
+impl DrawnWorkflow {
+    /// Reads the one workflow of a page, with the states of [`DrawnStep::ids`] that were asked for with it.
     pub fn of_page(page: &WorkflowsPage) -> Option<Self> {
         let info = page.workflows.first()?;
-        let mut steps = Step::read(&info.description);
+        let mut steps = DrawnStep::read(&info.description);
         if let Some(steps) = &mut steps {
             steps.set_states(&page.nodes, &page.tasks, info.state);
         }
@@ -83,18 +83,18 @@ impl Workflow {
         }
     }
 
-    /// Reads what [`Workflow::to_json`] has written.
+    /// Reads what [`DrawnWorkflow::to_json`] has written.
     pub fn from_json(text: &str) -> Option<Self> {
         let Value::Object(mut fields) = serde_json::from_str(text).ok()? else {
             return None;
         };
         let steps = fields
             .remove("steps")
-            .and_then(|steps| Step::of_value(&steps));
+            .and_then(|steps| DrawnStep::of_value(&steps));
         Some(Self::new(fields, steps))
     }
 
-    fn new(fields: Map<String, Value>, steps: Option<Step>) -> Self {
+    fn new(fields: Map<String, Value>, steps: Option<DrawnStep>) -> Self {
         let text = |name| fields.get(name).and_then(Value::as_str).unwrap_or_default();
         let number = |name| fields.get(name).and_then(Value::as_u64).unwrap_or(0);
         Self {
@@ -109,7 +109,7 @@ impl Workflow {
 
     pub fn to_json(&self) -> Value {
         let mut fields = self.more.clone();
-        let steps = self.steps.as_ref().map_or(Value::Null, Step::to_value);
+        let steps = self.steps.as_ref().map_or(Value::Null, DrawnStep::to_value);
         fields.insert("steps".to_owned(), steps);
         Value::Object(fields)
     }

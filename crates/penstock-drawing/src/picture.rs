@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
-use crate::Workflow;
-use crate::graph::Graph;
+use crate::DrawnWorkflow;
+use crate::graph::StepGraph;
 
 const WIDTH: usize = 190;
 const HEIGHT: usize = 44;
@@ -23,8 +23,8 @@ fn color(state: &str) -> &'static str {
     }
 }
 
-pub(crate) fn dot(workflow: &Workflow) -> String {
-    let graph = Graph::of(workflow.steps.as_ref());
+pub(crate) fn dot(workflow: &DrawnWorkflow) -> String {
+    let graph = StepGraph::of(workflow.steps.as_ref());
     let mut out = String::new();
     let name = quoted(&workflow.name);
     out += &format!("digraph {name} {{\n  rankdir=LR;\n  label={name};\n");
@@ -54,8 +54,8 @@ fn quoted(text: &str) -> String {
     format!("\"{}\"", text.replace('\n', "\\n"))
 }
 
-pub(crate) fn svg(workflow: &Workflow) -> String {
-    let graph = Graph::of(workflow.steps.as_ref());
+pub(crate) fn svg(workflow: &DrawnWorkflow) -> String {
+    let graph = StepGraph::of(workflow.steps.as_ref());
     let columns = graph.columns();
     let mut rows: Vec<usize> = Vec::new();
     let places: Vec<(usize, usize)> = columns

@@ -10,7 +10,7 @@ const DEEPEST: usize = 128;
 
 /// A step, and how far it has come.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Step {
+pub struct DrawnStep {
     pub what: What,
     /// Job or join whose outcome is the step's; chains have none.
     pub id: Option<MessageId>,
@@ -19,7 +19,7 @@ pub struct Step {
     /// Task or group that has replaced a call; empty: none.
     pub replaced_by: String,
     /// Callbacks, each with the outcome on which it runs.
-    pub links: Vec<(String, Step)>,
+    pub links: Vec<(String, DrawnStep)>,
     /// What its graph calls it; empty for others.
     pub name: String,
     /// Steps of its graph that it waits for, by their places in it, each with the outcome that it waits for.
@@ -31,20 +31,20 @@ pub enum What {
     /// A call of this task.
     Job(String),
     /// Steps that run one after another, and the number of those left out.
-    Chain(Vec<Step>, u64),
+    Chain(Vec<DrawnStep>, u64),
     Group {
         members: u64,
         /// Whether there may be others, which were sent later.
         grows: bool,
         /// What each member runs, where they are not listed.
         of: String,
-        steps: Vec<Step>,
+        steps: Vec<DrawnStep>,
         /// Number of members that have ended, and of those that have failed; `None`: not known.
         ended: Option<(u64, u64)>,
     },
 }
 
-/// States in which a step is, as [`Step::state`] has them.
+/// States in which a step is, as [`DrawnStep::state`] has them.
 const STATES: [&str; 13] = [
     "waiting",
     "delayed",
@@ -66,7 +66,7 @@ fn known(state: &str) -> &'static str {
     all.find(|known| *known == state).unwrap_or_default()
 }
 
-impl Step {
+impl DrawnStep {
     /// Reads a description; `None`: there is none, or it was written by a newer client.
     pub fn read(description: &[u8]) -> Option<Self> {
         Self::of_value(&serde_json::from_slice(description).ok()?)
@@ -194,7 +194,7 @@ impl Step {
         Value::Object(fields)
     }
 
-    /// Returns the jobs and joins whose states are to be asked for, in the order in which [`Step::set_states`] takes them.
+    /// Returns the jobs and joins whose states are to be asked for, in the order in which [`DrawnStep::set_states`] takes them.
     pub fn ids(&self) -> Vec<MessageId> {
         let mut ids = Vec::new();
         self.walk(&mut |step| ids.extend(step.id));
@@ -313,7 +313,7 @@ fn state_of_value(status: ValueStatus) -> &'static str {
     }
 }
 
-fn state_of_chain(steps: &[Step]) -> &'static str {
+fn state_of_chain(steps: &[DrawnStep]) -> &'static str {
     let has = |state| steps.iter().any(|step| step.state == state);
     let all = |states: &[&str]| steps.iter().all(|step| states.contains(&step.state));
     for worst in ["failed", "crashed", "expired", "cancelled", "blocked"] {

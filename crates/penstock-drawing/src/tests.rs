@@ -45,7 +45,7 @@ fn steps() -> String {
     )
 }
 
-fn running() -> Workflow {
+fn running() -> DrawnWorkflow {
     let nodes = [
         NodeState::Join {
             members: 1200,
@@ -64,7 +64,7 @@ fn running() -> Workflow {
         NodeState::Job(MessageState::Held),
         NodeState::Job(MessageState::Held),
     ];
-    Workflow::of_page(&page(&steps(), WorkflowState::Running, &nodes)).expect("a workflow")
+    DrawnWorkflow::of_page(&page(&steps(), WorkflowState::Running, &nodes)).expect("a workflow")
 }
 
 #[test]
@@ -121,7 +121,7 @@ fn a_group_that_is_sent_in_parts_has_as_many_members_as_the_broker_knows() {
     );
     let check = |node, expected: &str| {
         let page = page(&steps, WorkflowState::Running, &[node]);
-        let tree = Workflow::of_page(&page).expect("a workflow").tree();
+        let tree = DrawnWorkflow::of_page(&page).expect("a workflow").tree();
         assert_eq!(tree.lines().nth(1), Some(expected));
     };
     let join = |ended, state| NodeState::Join {
@@ -145,7 +145,7 @@ fn a_group_that_is_sent_in_parts_has_as_many_members_as_the_broker_knows() {
 }
 
 /// `load` was added before what it needs.
-fn graph() -> Workflow {
+fn graph() -> DrawnWorkflow {
     let steps = format!(
         r#"{{"chain": [{{"job": "first", "id": "{}"}}, {{"group": 4, "id": "{}", "steps": [
             {{"name": "load", "needs": [[1, "succeeded"], [2, "succeeded"]], "job": "press.load", "id": "{}"}},
@@ -176,7 +176,7 @@ fn graph() -> Workflow {
         held,
         held,
     ];
-    Workflow::of_page(&page(&steps, WorkflowState::Running, &nodes)).expect("a workflow")
+    DrawnWorkflow::of_page(&page(&steps, WorkflowState::Running, &nodes)).expect("a workflow")
 }
 
 #[test]
@@ -241,7 +241,8 @@ fn steps_that_need_each_other_in_a_circle_or_what_is_not_there_are_drawn_all_the
         id(3),
         id(4)
     );
-    let workflow = Workflow::of_page(&page(&steps, WorkflowState::Running, &[])).expect("a page");
+    let workflow =
+        DrawnWorkflow::of_page(&page(&steps, WorkflowState::Running, &[])).expect("a page");
     assert_eq!(workflow.svg().matches("<rect").count(), 3);
     assert!(workflow.tree().contains("c: c"), "{}", workflow.tree());
 }
@@ -250,7 +251,7 @@ fn steps_that_need_each_other_in_a_circle_or_what_is_not_there_are_drawn_all_the
 fn what_is_written_for_programs_is_read_again() {
     for workflow in [running(), graph()] {
         let text = workflow.to_json().to_string();
-        assert_eq!(Workflow::from_json(&text), Some(workflow));
+        assert_eq!(DrawnWorkflow::from_json(&text), Some(workflow));
     }
 }
 
@@ -258,7 +259,7 @@ fn what_is_written_for_programs_is_read_again() {
 fn steps_that_are_gone_have_ended() {
     let steps = steps();
     let gone = [NodeState::Gone; 6];
-    let workflow = Workflow::of_page(&page(&steps, WorkflowState::Succeeded, &gone));
+    let workflow = DrawnWorkflow::of_page(&page(&steps, WorkflowState::Succeeded, &gone));
     let steps = workflow.and_then(|workflow| workflow.steps).expect("steps");
     let states: Vec<&str> = steps.inner().0.iter().map(|step| step.state).collect();
     assert_eq!(states, ["succeeded", "ended", "succeeded"]);
@@ -273,7 +274,7 @@ fn the_state_of_a_chain_is_that_of_its_worst_step() {
     );
     let check = |first, second, expected| {
         let nodes = [first, second];
-        let workflow = Workflow::of_page(&page(&chain, WorkflowState::Running, &nodes));
+        let workflow = DrawnWorkflow::of_page(&page(&chain, WorkflowState::Running, &nodes));
         let steps = workflow.and_then(|workflow| workflow.steps).expect("steps");
         assert_eq!(steps.state, expected);
     };
@@ -308,9 +309,10 @@ fn what_nobody_can_read_is_no_step() {
         "{\"chain\": 1}",
         &deep,
     ] {
-        assert_eq!(Step::read(text.as_bytes()), None, "{text}");
+        assert_eq!(DrawnStep::read(text.as_bytes()), None, "{text}");
     }
-    let workflow = Workflow::of_page(&page("", WorkflowState::Running, &[])).expect("a workflow");
+    let workflow =
+        DrawnWorkflow::of_page(&page("", WorkflowState::Running, &[])).expect("a workflow");
     assert!(workflow.tree().contains("its steps are not known here"));
 }
 
@@ -340,7 +342,7 @@ fn a_step_says_what_has_replaced_its_job() {
     page.tasks = ["", "", "press.seal", "press.send"]
         .map(str::to_owned)
         .to_vec();
-    let workflow = Workflow::of_page(&page).expect("a workflow");
+    let workflow = DrawnWorkflow::of_page(&page).expect("a workflow");
     assert_eq!(
         workflow.tree(),
         "nightly  running  (1 running, 1,200 succeeded)\n\
@@ -349,7 +351,7 @@ fn a_step_says_what_has_replaced_its_job() {
          ├─ press.stamp → press.seal  held\n\
          └─ press.send  held\n"
     );
-    let again = Workflow::from_json(&workflow.to_json().to_string()).expect("the same");
+    let again = DrawnWorkflow::from_json(&workflow.to_json().to_string()).expect("the same");
     assert_eq!(again, workflow);
     assert!(workflow.dot().contains("press.stamp → press.seal"));
 }

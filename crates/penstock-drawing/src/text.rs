@@ -1,9 +1,9 @@
 //! The tree on a terminal.
 
-use crate::Workflow;
-use crate::step::{Step, What};
+use crate::DrawnWorkflow;
+use crate::step::{DrawnStep, What};
 
-pub(crate) fn tree(workflow: &Workflow) -> String {
+pub(crate) fn tree(workflow: &DrawnWorkflow) -> String {
     let jobs = workflow.jobs.iter().filter(|(_, count)| *count > 0);
     let jobs: Vec<String> = jobs
         .map(|(state, count)| format!("{} {state}", number(*count)))
@@ -18,7 +18,7 @@ pub(crate) fn tree(workflow: &Workflow) -> String {
         }
     )];
     match &workflow.steps {
-        Some(Step {
+        Some(DrawnStep {
             what: What::Chain(steps, more),
             links,
             ..
@@ -30,13 +30,13 @@ pub(crate) fn tree(workflow: &Workflow) -> String {
 }
 
 fn draw_all(
-    steps: &[Step],
+    steps: &[DrawnStep],
     more: u64,
-    links: &[(String, Step)],
+    links: &[(String, DrawnStep)],
     indent: &str,
     lines: &mut Vec<String>,
 ) {
-    let mut items: Vec<(String, Option<&Step>)> = Vec::new();
+    let mut items: Vec<(String, Option<&DrawnStep>)> = Vec::new();
     items.extend(steps.iter().map(|step| (String::new(), Some(step))));
     if more > 0 {
         items.push((format!("and {} more steps", number(more)), None));
@@ -63,7 +63,7 @@ fn draw_all(
 }
 
 /// Says for which of its siblings a step of a graph waits.
-fn needed(step: &Step, siblings: &[Step]) -> String {
+fn needed(step: &DrawnStep, siblings: &[DrawnStep]) -> String {
     let named = step.needs.iter().filter_map(|(place, outcome)| {
         let name = &siblings.get(*place)?.name;
         Some(match outcome.as_str() {
@@ -79,7 +79,7 @@ fn needed(step: &Step, siblings: &[Step]) -> String {
     }
 }
 
-fn line(step: &Step) -> String {
+fn line(step: &DrawnStep) -> String {
     let mut line = step.full_label();
     if !step.state.is_empty() {
         line += &format!("  {}", step.state);
@@ -99,7 +99,7 @@ fn line(step: &Step) -> String {
     line
 }
 
-impl Step {
+impl DrawnStep {
     /// Says what the step is, and what its graph calls it.
     pub(crate) fn full_label(&self) -> String {
         match self.name.is_empty() {
@@ -131,7 +131,7 @@ impl Step {
     }
 
     /// Returns the steps that it consists of, and the number of those left out.
-    pub(crate) fn inner(&self) -> (&[Step], u64) {
+    pub(crate) fn inner(&self) -> (&[DrawnStep], u64) {
         match &self.what {
             What::Job(_) => (&[], 0),
             What::Chain(steps, more) => (steps, *more),

@@ -1,6 +1,6 @@
 //! Converts workflows between Python values and the broker's types.
 
-use penstock_drawing::{Step, Workflow, fields};
+use penstock_drawing::{DrawnStep, DrawnWorkflow, fields};
 use penstock_message::{MessageId, WorkflowState, WorkflowsPage, WorkflowsQuery};
 use pyo3::prelude::*;
 
@@ -34,7 +34,7 @@ pub(crate) fn page(page: &WorkflowsPage) -> (Vec<String>, Option<[u8; 16]>) {
 /// Returns the jobs and joins of a workflow whose states are needed.
 pub(crate) fn nodes(page: &WorkflowsPage) -> Vec<MessageId> {
     let workflow = page.workflows.first();
-    let steps = workflow.and_then(|workflow| Step::read(&workflow.description));
+    let steps = workflow.and_then(|workflow| DrawnStep::read(&workflow.description));
     steps.map_or_else(Vec::new, |steps| {
         let mut ids = steps.ids();
         ids.truncate(WorkflowsQuery::NODES_CAP);
@@ -44,13 +44,13 @@ pub(crate) fn nodes(page: &WorkflowsPage) -> Vec<MessageId> {
 
 /// Returns the workflow and its steps as JSON; `None` if it is not listed.
 pub(crate) fn status(page: &WorkflowsPage) -> Option<String> {
-    Workflow::of_page(page).map(|workflow| workflow.to_json().to_string())
+    DrawnWorkflow::of_page(page).map(|workflow| workflow.to_json().to_string())
 }
 
 /// Draw a workflow that [`status`] returned, as a "tree", "dot" or "svg".
 #[pyfunction]
 pub(crate) fn draw_workflow(status: &str, how: &str) -> PyResult<String> {
-    let workflow = Workflow::from_json(status);
+    let workflow = DrawnWorkflow::from_json(status);
     let workflow =
         workflow.ok_or_else(|| Failure::invalid("the status of the workflow is incomplete"))?;
     match how {

@@ -17,7 +17,7 @@ pub(crate) struct Cron {
     pub(crate) is_elapsed: bool,
 }
 
-struct Field {
+struct CronField {
     name: &'static str,
     first: u64,
     last: u64,
@@ -28,32 +28,32 @@ const MONTHS: &[&str] = &[
     "jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec",
 ];
 const WEEKDAYS: &[&str] = &["sun", "mon", "tue", "wed", "thu", "fri", "sat"];
-const FIELDS: [Field; 5] = [
-    Field {
+const FIELDS: [CronField; 5] = [
+    CronField {
         name: "minute",
         first: 0,
         last: 59,
         names: &[],
     },
-    Field {
+    CronField {
         name: "hour",
         first: 0,
         last: 23,
         names: &[],
     },
-    Field {
+    CronField {
         name: "day of the month",
         first: 1,
         last: 31,
         names: &[],
     },
-    Field {
+    CronField {
         name: "month",
         first: 1,
         last: 12,
         names: MONTHS,
     },
-    Field {
+    CronField {
         name: "day of the week",
         first: 0,
         last: 7,
@@ -180,7 +180,7 @@ fn first_of_next_month(date: Date) -> Option<Date> {
     date.last_of_month().tomorrow().ok()
 }
 
-impl Field {
+impl CronField {
     /// Reads a list of numbers, ranges and steps as a set of bits.
     fn parse(&self, text: &str) -> Result<u64, String> {
         text.split(',')

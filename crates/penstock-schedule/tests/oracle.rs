@@ -27,12 +27,12 @@ fn timing(line: &str, zone: &str) -> ScheduleTiming {
 
 /// A field as a set, and as text.
 #[derive(Clone)]
-struct Field {
+struct FieldSet {
     text: String,
     set: BTreeSet<i64>,
 }
 
-impl Field {
+impl FieldSet {
     fn any(first: i64, last: i64) -> Self {
         Self {
             text: "*".to_owned(),
@@ -82,22 +82,22 @@ impl Field {
     }
 }
 
-struct Line {
-    minute: Field,
-    hour: Field,
-    day: Field,
-    month: Field,
-    weekday: Field,
+struct CronLine {
+    minute: FieldSet,
+    hour: FieldSet,
+    day: FieldSet,
+    month: FieldSet,
+    weekday: FieldSet,
 }
 
-impl Line {
-    fn daily(minute: Field, hour: Field) -> Self {
+impl CronLine {
+    fn daily(minute: FieldSet, hour: FieldSet) -> Self {
         Self {
             minute,
             hour,
-            day: Field::any(1, 31),
-            month: Field::any(1, 12),
-            weekday: Field::any(0, 6),
+            day: FieldSet::any(1, 31),
+            month: FieldSet::any(1, 12),
+            weekday: FieldSet::any(0, 6),
         }
     }
 
@@ -123,7 +123,7 @@ impl Line {
             .unwrap();
         let is_day = self.day.set.contains(&i64::from(date.day()));
         let is_weekday = self.weekday.set.contains(&((day + 4) % 7));
-        let is_any = |field: &Field| field.text.starts_with('*');
+        let is_any = |field: &FieldSet| field.text.starts_with('*');
         self.month.set.contains(&i64::from(date.month()))
             && match is_any(&self.day) || is_any(&self.weekday) {
                 true => is_day && is_weekday,
@@ -146,12 +146,12 @@ impl Line {
 }
 
 /// A clock on the wall: the local minute at each minute of UTC.
-struct Clock {
+struct WallClock {
     first: i64,
     shows: Vec<i64>,
 }
 
-impl Clock {
+impl WallClock {
     fn of(zone: &str) -> Self {
         let zone = TimeZoneDatabase::bundled().get(zone).unwrap();
         let minute = |year| jiff::civil::date(year, 1, 1).at(0, 0, 0, 0);
@@ -170,14 +170,14 @@ impl Clock {
         }
     }
 
-    fn times(&self, line: &Line) -> Vec<u64> {
+    fn times(&self, line: &CronLine) -> Vec<u64> {
         match line.follows_elapsed_time() {
             true => self.elapsed_times(line),
             false => self.fixed_times(line),
         }
     }
 
-    fn elapsed_times(&self, line: &Line) -> Vec<u64> {
+    fn elapsed_times(&self, line: &CronLine) -> Vec<u64> {
         let mut times = Vec::new();
         let (mut day, mut of_day) = (i64::MIN, BTreeSet::new());
         for (minute, local) in (self.first..).zip(&self.shows) {
@@ -192,7 +192,7 @@ impl Clock {
         times
     }
 
-    fn fixed_times(&self, line: &Line) -> Vec<u64> {
+    fn fixed_times(&self, line: &CronLine) -> Vec<u64> {
         let begin = self.shows[0];
         let end = *self.shows.last().unwrap();
         let days = begin.div_euclid(DAY)..=end.div_euclid(DAY);
@@ -214,8 +214,8 @@ impl Clock {
     }
 }
 
-fn lines() -> Vec<Line> {
-    let minute = |minute: i64| Field::of(&minute.to_string(), [minute]);
+fn lines() -> Vec<CronLine> {
+    let minute = |minute: i64| FieldSet::of(&minute.to_string(), [minute]);
     let hour = minute;
     let mut lines = Vec::new();
     // Fixed times around all changes: at midnight, at 1:45, at 2, at 3.
@@ -230,7 +230,7 @@ fn lines() -> Vec<Line> {
         (3, 0),
         (23, 30),
     ] {
-        lines.push(Line::daily(minute(at_minute), hour(at_hour)));
+        lines.push(CronLine::daily(minute(at_minute), hour(at_hour)));
     }
     let lists = [
         ("0", vec![0], "1-3", vec![1, 2, 3]),
@@ -241,34 +241,37 @@ fn lines() -> Vec<Line> {
         ("5,35", vec![5, 35], "2,23", vec![2, 23]),
     ];
     for (minute, minutes, hour, hours) in lists {
-        lines.push(Line::daily(
-            Field::of(minute, minutes),
-            Field::of(hour, hours),
+        lines.push(CronLine::daily(
+            FieldSet::of(minute, minutes),
+            FieldSet::of(hour, hours),
         ));
     }
     let every = |step: i64, last: i64| {
-        Field::of(
+        FieldSet::of(
             &format!("*/{step}"),
             (0..=last).filter(move |it| it % step == 0),
         )
     };
-    lines.push(Line::daily(every(7, 59), Field::any(0, 23)));
-    lines.push(Line::daily(minute(0), Field::any(0, 23)));
-    lines.push(Line::daily(minute(15), every(2, 23)));
-    lines.push(Line::daily(every(5, 59), hour(2)));
-    lines.push(Line::daily(Field::of("30-45/5", [30, 35, 40, 45]), hour(1)));
+    lines.push(CronLine::daily(every(7, 59), FieldSet::any(0, 23)));
+    lines.push(CronLine::daily(minute(0), FieldSet::any(0, 23)));
+    lines.push(CronLine::daily(minute(15), every(2, 23)));
+    lines.push(CronLine::daily(every(5, 59), hour(2)));
+    lines.push(CronLine::daily(
+        FieldSet::of("30-45/5", [30, 35, 40, 45]),
+        hour(1),
+    ));
     let (mut seed, mut count) = (1, 0);
     let mut draw = |below: u64| {
         seed = mix(seed);
         seed % below
     };
     while count < 12 {
-        let line = Line {
-            minute: Field::drawn(&mut draw, 0, 59),
-            hour: Field::drawn(&mut draw, 0, 23),
-            day: Field::drawn(&mut draw, 1, 31),
-            month: Field::drawn(&mut draw, 1, 12),
-            weekday: Field::drawn(&mut draw, 0, 6),
+        let line = CronLine {
+            minute: FieldSet::drawn(&mut draw, 0, 59),
+            hour: FieldSet::drawn(&mut draw, 0, 23),
+            day: FieldSet::drawn(&mut draw, 1, 31),
+            month: FieldSet::drawn(&mut draw, 1, 12),
+            weekday: FieldSet::drawn(&mut draw, 0, 6),
         };
         lines.push(line);
         count += 1;
@@ -278,7 +281,7 @@ fn lines() -> Vec<Line> {
 
 /// Has each line's times asked for one by one, and also from in between.
 fn check(zone: &str) {
-    let clock = Clock::of(zone);
+    let clock = WallClock::of(zone);
     for line in lines() {
         let text = line.text();
         let calendar = Calendar::new(&timing(&text, zone), 0, 0).unwrap();
