@@ -577,7 +577,7 @@ impl Journal {
         self.index.forget_segment(oldest.number);
     }
 
-    /// Places of bytes of a record's payload, without reading them: for [`crate::RecordReader::read`], on a
+    /// Places of bytes of a record's payload, without reading them: for [`crate::JournalReader::read`], on a
     /// thread of its own. The record must be synced, and stand in a segment that was not dropped.
     pub fn reads(&self, position: u64, range: Range<u64>) -> ReadAt {
         assert!(

@@ -1,7 +1,7 @@
 //! Penstock's durable file: segments of batches of records, on disk before anything rests on them.
 //!
 //! [`Journal`] gathers records on the core's thread, [`Writer`] writes and syncs them on its own,
-//! [`RecordReader`] reads single ones back, [`Journal::open`] brings back what a crash left, [`fsck()`] looks without touching. What a record
+//! [`JournalReader`] reads single ones back, [`Journal::open`] brings back what a crash left, [`fsck()`] looks without touching. What a record
 //! means is none of the journal's business: it keeps bytes, numbered without gaps.
 //!
 //! The bytes on disk are drawn in `docs/internals/journal.md`.
@@ -36,7 +36,7 @@ pub use journal::{Batch, Journal, JournalOptions};
 pub use marks::ReadAt;
 pub use open::OpenedJournal;
 pub use open_error::OpenError;
-pub use reader::{ReadError, RecordReader};
+pub use reader::{JournalReader, ReadError};
 pub use recovery::{NotReplayed, RecoveryReport, Replay, Replayed};
 pub use repair::{RepairError, RepairReport, repair};
 pub use salvage::Lost;

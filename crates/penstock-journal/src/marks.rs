@@ -58,7 +58,7 @@ impl Spacing {
 }
 
 /// Places to look for bytes of one record. Made by [`crate::Journal::reads`], carried out by
-/// [`crate::RecordReader::read`].
+/// [`crate::JournalReader::read`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReadAt {
     pub(crate) position: u64,

@@ -44,7 +44,7 @@ pub enum ReadError {
 }
 
 /// Reads what [`crate::Journal::reads`] has found, with a few blocks of memory.
-pub struct RecordReader<S: Storage> {
+pub struct JournalReader<S: Storage> {
     blocks: Blocks<S>,
     tag: u32,
     /// End of the last walk, so that the next one in rising order need not begin at its mark.
@@ -83,7 +83,7 @@ impl Found {
     }
 }
 
-impl<S: Storage> RecordReader<S> {
+impl<S: Storage> JournalReader<S> {
     pub(crate) fn new(storage: S, journal_id: [u8; 16], dropped_through: Arc<AtomicU64>) -> Self {
         Self {
             blocks: Blocks {

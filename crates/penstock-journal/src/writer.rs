@@ -24,7 +24,7 @@ use crate::format::{
 };
 use crate::journal::Batch;
 use crate::newest::{NEWEST, Newest};
-use crate::reader::RecordReader;
+use crate::reader::JournalReader;
 use crate::spares::{Spares, is_full};
 use crate::storage::{Storage, StoredFile};
 
@@ -210,9 +210,9 @@ impl<S: Storage> Writer<S> {
     }
 
     /// Makes a reader of records, for a thread of its own.
-    pub fn reader(&self) -> RecordReader<S> {
+    pub fn reader(&self) -> JournalReader<S> {
         let dropped_through = self.dropped_through.clone();
-        RecordReader::new(self.storage.clone(), self.chain.journal_id, dropped_through)
+        JournalReader::new(self.storage.clone(), self.chain.journal_id, dropped_through)
     }
 
     fn unless_failed(

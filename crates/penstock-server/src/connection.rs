@@ -32,7 +32,7 @@ pub enum Peer {
 }
 
 #[derive(Debug)]
-pub(crate) struct ClientConnection {
+pub(crate) struct Connection {
     pub(crate) peer: Peer,
     pub(crate) stage: ConnectionStage,
     decoder: Decoder<ToBroker>,
@@ -91,7 +91,7 @@ pub(crate) enum DueAction {
     GiveUp,
 }
 
-impl ClientConnection {
+impl Connection {
     pub(crate) fn new(now_ms: u64, peer: Peer) -> Self {
         Self {
             peer,
@@ -241,7 +241,7 @@ impl ClientConnection {
         }
     }
 
-    /// Returns the time to call [`ClientConnection::due`] again, unless more is sent or received before.
+    /// Returns the time to call [`Connection::due`] again, unless more is sent or received before.
     pub(crate) fn next_deadline_ms(&self) -> u64 {
         match self.stage {
             ConnectionStage::Greeting { until_ms, .. } | ConnectionStage::Closing { until_ms } => {

@@ -28,7 +28,7 @@ use penstock_message::Space;
 use penstock_wire::proto::{self, ToClient, close::Why};
 use rustc_hash::FxHashMap;
 
-use crate::connection::{ClientConnection, DueAction};
+use crate::connection::{Connection, DueAction};
 use crate::histogram::Histogram;
 use crate::token::Token;
 use disk::DiskState;
@@ -71,7 +71,7 @@ pub struct Engine {
     broker: Broker,
     journal: Journal,
     journal_format: u32,
-    connections: FxHashMap<ConnId, ClientConnection>,
+    connections: FxHashMap<ConnId, Connection>,
     now: Now,
 
     /// Connections with something to send, each once.
@@ -210,7 +210,7 @@ impl Engine {
     pub fn opened(&mut self, now: Now, conn: ConnId, peer: Peer) {
         self.now = now;
         let is_one_too_many = !self.make_room();
-        let connection = ClientConnection::new(now.mono_ms, peer);
+        let connection = Connection::new(now.mono_ms, peer);
         self.connections.insert(conn, connection);
         self.greeting.push_back(conn);
         self.schedule_check(conn);
@@ -225,7 +225,7 @@ impl Engine {
     /// Whether there is room for one more client. Those without a hello have to make room for others:
     /// so silent strangers keep nobody out.
     fn make_room(&mut self) -> bool {
-        let is_greeting = |connection: &ClientConnection| connection.is_greeting();
+        let is_greeting = |connection: &Connection| connection.is_greeting();
         while let Some(oldest) = self.greeting.front().copied() {
             let greets = self.connections.get(&oldest).is_some_and(is_greeting);
             let is_full = self.connections.len() >= self.options.max_connections;
@@ -354,7 +354,7 @@ impl Engine {
     pub fn outgoing(&self, conn: ConnId) -> &[u8] {
         self.connections
             .get(&conn)
-            .map_or(&[], ClientConnection::outgoing)
+            .map_or(&[], Connection::outgoing)
     }
 
     pub fn transmitted(&mut self, now: Now, conn: ConnId, bytes: usize) {
@@ -522,7 +522,7 @@ impl Engine {
         }
     }
 
-    fn connections_where(&self, wanted: impl Fn(&ClientConnection) -> bool) -> Vec<ConnId> {
+    fn connections_where(&self, wanted: impl Fn(&Connection) -> bool) -> Vec<ConnId> {
         let mut found: Vec<ConnId> = self
             .connections
             .iter()

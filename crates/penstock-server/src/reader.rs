@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use mio::Waker;
-use penstock_journal::{RecordReader, Storage};
+use penstock_journal::{JournalReader, Storage};
 
 use crate::engine::ReadTask;
 
@@ -20,7 +20,7 @@ pub(crate) struct ReaderThread {
 
 impl ReaderThread {
     pub(crate) fn start<S: Storage>(
-        reader: RecordReader<S>,
+        reader: JournalReader<S>,
         waker: Arc<Waker>,
     ) -> std::io::Result<Self> {
         // The engine has one task out at a time, so the channel never blocks.
@@ -46,7 +46,7 @@ impl ReaderThread {
 }
 
 fn run_reader<S: Storage>(
-    mut reader: RecordReader<S>,
+    mut reader: JournalReader<S>,
     todo: &Receiver<ReadTask>,
     tell: &impl Fn(ReadTask),
 ) {

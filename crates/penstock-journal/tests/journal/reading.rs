@@ -6,13 +6,13 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use penstock_journal::sim::{Rng, SimFile, SimLock, SimStorage};
-use penstock_journal::{DiskStorage, ReadError, RecordReader, Storage, StoredFile};
+use penstock_journal::{DiskStorage, JournalReader, ReadError, Storage, StoredFile};
 use proptest::prelude::*;
 
 use crate::support::{User, roomy, small};
 
 /// Reads what a user's journal should hold, some of it in pieces.
-fn reads_all<S: Storage>(user: &User<S>, reader: &mut RecordReader<S>, rng: &mut Rng) {
+fn reads_all<S: Storage>(user: &User<S>, reader: &mut JournalReader<S>, rng: &mut Rng) {
     for (&position, record) in &user.appended {
         if position < user.drop_asked_before || position > user.confirmed {
             continue;

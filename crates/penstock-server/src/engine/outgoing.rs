@@ -6,7 +6,7 @@ use penstock_wire::proto::{self, ToClient, close::Why};
 use penstock_wire::{MAX_FRAME_BYTES, native};
 
 use super::Engine;
-use crate::connection::{ClientConnection, ConnectionStage};
+use crate::connection::{Connection, ConnectionStage};
 
 /// Bytes up to which items of one list go into one frame; more follow in another.
 const FRAME_TARGET_BYTES: usize = 1 << 20;
@@ -180,8 +180,7 @@ impl Engine {
             ..ToClient::default()
         };
         // To a client, whatever comes before its welcome is a breach of the protocol.
-        let is_welcome =
-            |connection: &ClientConnection| connection.is_open() && connection.welcomed;
+        let is_welcome = |connection: &Connection| connection.is_open() && connection.welcomed;
         for conn in self.connections_where(is_welcome) {
             self.send_frame(conn, &frame);
         }

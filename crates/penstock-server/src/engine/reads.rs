@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use penstock_broker::{Now, Read, Unread};
-use penstock_journal::{ReadAt, ReadError, RecordReader, Storage};
+use penstock_journal::{JournalReader, ReadAt, ReadError, Storage};
 
 use super::{Engine, Lifecycle};
 
@@ -17,7 +17,7 @@ pub struct ReadTask {
 }
 
 impl ReadTask {
-    pub fn carry_out<S: Storage>(&mut self, reader: &mut RecordReader<S>) {
+    pub fn carry_out<S: Storage>(&mut self, reader: &mut JournalReader<S>) {
         let read = |(_, at): &(Read, ReadAt)| {
             reader.read(at).map_err(|error| match error {
                 ReadError::Gone => Unread::Gone,

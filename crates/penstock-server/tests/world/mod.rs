@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use bytes::{Bytes, BytesMut};
 use penstock_broker::{BrokerOptions, ConnId, Now};
 use penstock_journal::sim::SimStorage;
-use penstock_journal::{JournalOptions, RecordReader, Writer};
+use penstock_journal::{JournalOptions, JournalReader, Writer};
 use penstock_message::{Delivery, Durability, Key, KeyState, Message, MessageId, Op, Receipt, Tx};
 use penstock_server::{Engine, EngineOptions, Peer, WriterTask};
 use penstock_wire::proto::{self, ToBroker, ToClient};
@@ -19,7 +19,7 @@ pub struct EngineWorld {
     pub disk: SimStorage,
     pub now: Now,
     writer: Writer<SimStorage>,
-    reader: RecordReader<SimStorage>,
+    reader: JournalReader<SimStorage>,
     inboxes: BTreeMap<u64, FrameInbox>,
     next_conn: u64,
 }

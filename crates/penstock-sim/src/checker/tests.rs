@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use penstock_broker::{BrokerOptions, ConnId, Now};
 use penstock_journal::sim::SimStorage;
-use penstock_journal::{JournalOptions, RecordReader, Writer};
+use penstock_journal::{JournalOptions, JournalReader, Writer};
 use penstock_message::{
     Consume, DEFAULT_PRIORITY, Durability, IdSource, Message, MessageId, Op, SessionId, Tx,
 };
@@ -19,7 +19,7 @@ const BEGINNING_MS: u64 = 1_800_000_000_000;
 struct Desk {
     engine: Engine,
     writer: Writer<SimStorage>,
-    reader: RecordReader<SimStorage>,
+    reader: JournalReader<SimStorage>,
     checker: Checker,
     now_ms: u64,
 }

@@ -2,7 +2,7 @@
 
 use penstock_broker::ConnId;
 use penstock_journal::sim::{Fault, SimStorage};
-use penstock_journal::{OpenError, RecordReader, WriteError, Writer};
+use penstock_journal::{JournalReader, OpenError, WriteError, Writer};
 use penstock_server::{Engine, ReadTask, WriterTask};
 
 use super::World;
@@ -20,7 +20,7 @@ pub(super) struct Life {
     pub(super) task: Option<WriterTask>,
     /// Whether the writer has done it, and the loop does not know yet.
     pub(super) task_is_done: bool,
-    pub(super) reader: RecordReader<SimStorage>,
+    pub(super) reader: JournalReader<SimStorage>,
     pub(super) reads: Option<ReadTask>,
     /// Whether the reader has carried them out, and the loop does not know yet.
     pub(super) reads_are_done: bool,
