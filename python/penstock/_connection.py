@@ -448,7 +448,7 @@ def warn_of_blocking(call: str, instead: str) -> None:
     if asyncio is None or call in _warned_of or asyncio._get_running_loop() is None:
         return
     _warned_of.add(call)
-    logger.warning("%s was called in an event loop, which it blocks; use %s there", call, instead)
+    logger.warning("%s was called in an event loop, which it blocks; use %s instead", call, instead)
 
 
 def _waiter() -> bytes | None:
@@ -465,8 +465,8 @@ def _warn_of_waiting_job() -> None:
     task = current[5].name
     _warned_of.add(task)
     logger.warning(
-        "the task %s waits for other jobs in a thread that it has started, and keeps its slot meanwhile: when all slots"
-        " of a worker wait so, none is left for the jobs that they wait for. Wait in the task's own thread",
+        "the task %s waits for other jobs in a thread that it started, so it keeps its slot while it waits: if all"
+        " slots of a worker wait like this, none is left for the awaited jobs. Wait in the task's own thread instead",
         task,
     )
 

@@ -80,7 +80,7 @@ def main() -> int:
         return demonstrate(screen)
     except KeyboardInterrupt:
         screen.clear()
-        print("penstock demo: stopped; its worker, its broker and its data are gone", file=sys.stderr)
+        print("penstock demo: stopped; its worker, broker and data were removed", file=sys.stderr)
         return 130
     except (PenstockError, DemoError) as error:
         screen.clear()
@@ -139,7 +139,7 @@ def result_of(job: Job[T], process: subprocess.Popen[bytes]) -> T:
             return job.result(timeout=5)
         except ResultTimeout:
             if process.poll() is not None:
-                raise DemoError("the worker ended before its work did") from None
+                raise DemoError("the worker exited before its jobs were done") from None
 
 
 def source_files() -> list[Path]:

@@ -37,7 +37,7 @@ def epoch_ms(name: str, value: datetime) -> int:
     if not is_a(value, datetime):
         raise TypeError(f"{name} must be a datetime, not {value!r}")
     if value.tzinfo is None:
-        raise ValueError(f"{name} must say its time zone: datetime.now(timezone.utc) instead of datetime.now()")
+        raise ValueError(f"{name} must have a time zone: datetime.now(timezone.utc) instead of datetime.now()")
     return max(0, round(value.timestamp() * 1000))
 
 

@@ -1,4 +1,4 @@
-"""`penstock.testing.capture` and `worker`, and what can be asserted of calls."""
+"""`penstock.testing.capture` and `worker`, and assertions about calls."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class TestCapture:
         send = app.task(name="shop.send")(no_run)
         with capture(app):
             job = send.delay()
-            # Without a limit in production: each would wait for ever here.
+            # In production these waits have no limit; here each would wait forever.
             for wait in (job.result, lambda: penstock.results([job]), lambda: list(penstock.as_completed([job]))):
                 with pytest.raises(ResultTimeout):
                     wait()
@@ -174,7 +174,7 @@ class TestWorker:
         task = app.task(name="shop.wait")(lambda: goes_on.wait(PATIENCE_S) and None)
         with worker(app) as calls:
             task.delay()
-            with pytest.raises(TimeoutError, match="0 jobs are ready and 1 run: the worker has not become idle"):
+            with pytest.raises(TimeoutError, match="0 jobs are ready and 1 run: the worker did not become idle"):
                 calls.run_until_idle(timeout=0.2)
             goes_on.set()
 
@@ -240,7 +240,9 @@ class TestAssertions:
     def test_find_what_was_enqueued(self, calls, task, expected):
         assert calls.assert_enqueued(task, **expected).task == task
         expected.pop("times", None)
-        with pytest.raises(AssertionError, match=rf"^{task}\(.*\).* was not to be enqueued and was, (once|\d times)\."):
+        with pytest.raises(
+            AssertionError, match=rf"^expected {task}\(.*\).* not to be enqueued, but it was, (once|\d times)\."
+        ):
             calls.refute_enqueued(task, **expected)
 
     @pytest.mark.parametrize(
@@ -264,7 +266,7 @@ class TestAssertions:
     )
     def test_find_nothing_else(self, calls, task, expected):
         calls.refute_enqueued(task, **expected)
-        with pytest.raises(AssertionError, match=r"was to be enqueued and was not\. These calls were enqueued:"):
+        with pytest.raises(AssertionError, match=r"to be enqueued, but it was not\. These calls were enqueued:"):
             calls.assert_enqueued(task, **expected)
 
     def test_a_task_stands_for_its_name(self, calls, app):
@@ -276,14 +278,14 @@ class TestAssertions:
         other = App("other")
         other.add(shared)
         calls.assert_enqueued(shared)
-        with pytest.raises(TypeError, match="a task, or the name of one, is what was enqueued, not 3"):
+        with pytest.raises(TypeError, match="the first argument must be a task or its name, not 3"):
             calls.assert_enqueued(3)
 
     def test_a_message_lists_what_was_enqueued_the_likeliest_first(self, calls):
         with pytest.raises(AssertionError) as raised:
             calls.assert_enqueued("bank.pay", args=(4,), queue="money")
         assert str(raised.value).splitlines() == [
-            "bank.pay(4) with queue='money' was to be enqueued and was not. These calls were enqueued:",
+            "expected bank.pay(4) with queue='money' to be enqueued, but it was not. These calls were enqueued:",
             "  bank.pay(3)  queue='default', expires=0.5",
             "  shop.send('ada', 'hello')  queue='mail', countdown=60.0, headers={'tenant': 'north', 'trace': '7'}",
             f"  shop.send(to='bob')  queue='mail', priority=9, eta={self.MOMENT!r}, retries=(1.0,)",
@@ -293,11 +295,11 @@ class TestAssertions:
         ]
 
     def test_a_message_says_how_often(self, calls):
-        message = r"^shop.send\('bob'\) was to be enqueued once, but was 2 times. These"
+        message = r"^expected shop.send\('bob'\) to be enqueued once, but it was 2 times. These"
         with pytest.raises(AssertionError, match=message):
             calls.assert_enqueued("shop.send", args=("bob",), times=1)
         with pytest.raises(
-            AssertionError, match=re.escape("shop.send('eve') was to be enqueued 2 times, but was not.")
+            AssertionError, match=re.escape("expected shop.send('eve') to be enqueued 2 times, but it was not.")
         ):
             calls.assert_enqueued("shop.send", args=("eve",), times=2)
 
@@ -317,12 +319,12 @@ class TestAssertions:
             calls.assert_enqueued(self.send, args="ada")
         with pytest.raises(TypeError, match=r"shop.send\(\): missing a required argument: 'to'"):
             calls.assert_enqueued(self.send, kwargs={"form": "ada"})
-        with pytest.raises(ValueError, match="eta must say its time zone"):
+        with pytest.raises(ValueError, match="eta must have a time zone"):
             calls.assert_enqueued(self.send, args=("bob",), eta=datetime(2100, 1, 1))
 
 
 def test_a_plain_delay_pays_nothing_for_all_this(app):
-    """What stands in for a connection does so in the instance of its app, only within the block."""
+    """A double replaces the connection in the instance of its app, only within the block."""
     with inline(app), capture(app), worker(app):
         assert "_connected" in vars(app)
     assert "_connected" not in vars(app)

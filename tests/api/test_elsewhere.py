@@ -1,4 +1,4 @@
-"""Tasks of libraries, which have no app of their own, and tasks whose code another program has."""
+"""Tasks of libraries, which have no app, and tasks whose code is in another program."""
 
 from __future__ import annotations
 
@@ -77,12 +77,12 @@ def test_what_is_no_shared_task_is_refused(library: ModuleType) -> None:
         app.add(len)
     with pytest.raises(ValueError, match="has no @shared_task at its top level"):
         app.add(sys)
-    with pytest.raises(TypeError, match="a task is a function"):
+    with pytest.raises(TypeError, match="a task must be a function"):
         shared_task(int)
     with pytest.raises(TypeError, match="unknown"):
         shared_task(colour="red")(lambda: None)  # type: ignore[call-overload]
     for name in ("", 3):
-        with pytest.raises(TypeError, match=r"a task is named by a text such as 'shop.mail.post', not"):
+        with pytest.raises(TypeError, match=r"the name of a task must be a string such as 'shop.mail.post', not"):
             app.remote_task(name)  # type: ignore[arg-type]
     app.add(library.post)
     app.add(library.post)
@@ -108,7 +108,7 @@ def test_a_task_of_another_program_is_enqueued_by_its_name(project: Project) -> 
     project.apps.append(shop)
     post = shop.remote_task("mail.post", queue="letters")
     assert post.delay("ada", copies=3).result(timeout=30) == "3 to ada"
-    # It takes a task of its own app by its name, with all that its decorator says.
+    # For a task of the same app, the options of its decorator apply.
     shop.task(name="mail.post", queue="letters")(lambda to: to)
     assert shop.send("mail.post", "bob").result(timeout=30) == "1 to bob"
 

@@ -1,4 +1,4 @@
-"""Headers: who gives them, and who goes before whom."""
+"""Headers: where they come from, and which ones take precedence."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def look() -> dict[str, str]:
 
 @app.task
 def enqueue_another(own: dict[str, str]) -> dict[str, str]:
-    """Give the headers of a job that this one enqueues."""
+    """Return the headers of a job that this one enqueues."""
     return (look.options(headers=own) if own else look).delay().result()
 
 
@@ -99,14 +99,14 @@ def test_a_job_hands_its_headers_on():
         outer = enqueue_another.options(headers={"tenant": "north", "trace": "1"})
         assert outer.delay({}).result() == {"tenant": "north", "trace": "1"}
         assert outer.delay({"trace": "2"}).result() == {"tenant": "north", "trace": "2"}
-        # What surrounds the call that enqueued a job is not what surrounds the job.
+        # The context of the call that enqueued a job is not the context of the job.
         assert enqueue_another.delay({}).result() == {}
         with app.headers(tenant="north"):
             assert enqueue_another.delay({}).result() == {"tenant": "north"}
 
 
 def test_a_job_sees_nothing_of_the_block_that_it_was_enqueued_in():
-    """A block of another app gives this app's job no header; in a worker there would be no block."""
+    """A block of another app adds no header to this app's job; in a worker there would be no block."""
     other = App("other", "memory:other-block")
     inner = other.task(name="inner")(headers_here)
 
@@ -140,9 +140,9 @@ def test_middleware_goes_before_blocks_and_behind_the_call():
 @pytest.mark.parametrize(
     ("headers", "error", "says"),
     [
-        ({"a": 1}, TypeError, "headers must be texts, not 'a': 1"),
-        ({1: "a"}, TypeError, "headers must be texts, not 1: 'a'"),
-        ("tenant", TypeError, "headers must be a dictionary of texts, not 'tenant'"),
+        ({"a": 1}, TypeError, "headers must be strings, not 'a': 1"),
+        ({1: "a"}, TypeError, "headers must be strings, not 1: 'a'"),
+        ("tenant", TypeError, "headers must be a dictionary of strings, not 'tenant'"),
         ({"penstock.x": "a"}, ValueError, "'penstock.x': names that begin with 'penstock.' are reserved"),
         ({"": "a"}, ValueError, "a header can't be called ''"),
         ({"a": "x" * 4096}, ValueError, "the headers take 4,097 bytes with their names, and 4,096 are allowed"),

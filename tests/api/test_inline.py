@@ -20,12 +20,12 @@ PATIENCE_S = 30
 
 @pytest.fixture
 def app() -> App:
-    # Nobody listens there: whatever goes past the double fails.
+    # Nothing listens there, so any call that bypasses the double fails.
     return App("shop", "unix:/nonexistent/broker.sock", call_timeout=0.2)
 
 
 class TestInEventLoops:
-    """A worker has no loop around its jobs, and nor may a job here, wherever it is enqueued."""
+    """As in a worker, a job must not run inside a running event loop, wherever it is enqueued."""
 
     async def test_a_plain_function_of_async_code_enqueues_an_async_task(self, app):
         @app.task(name="shop.fetch")
@@ -81,7 +81,7 @@ class TestInEventLoops:
         assert first[1] != threading.get_ident()
 
     def test_a_plain_task_runs_in_the_thread_that_enqueues_it(self, app):
-        """Or it would not see what the test's database transaction has written."""
+        """Otherwise it would not see the writes of the test's database transaction."""
         app.task(name="shop.thread")(lambda: threading.get_ident())
         with inline(app):
             assert app.send("shop.thread").result() == threading.get_ident()
@@ -167,7 +167,7 @@ class TestApps:
         calls.assert_enqueued("elsewhere.pay", args=(3,), kwargs={"to": "ada"})
 
     def test_what_is_no_app_is_refused(self):
-        with pytest.raises(TypeError, match="an App is what jobs are enqueued with, not 'shop'"), inline("shop"):
+        with pytest.raises(TypeError, match="expected an App, not 'shop'"), inline("shop"):
             pass
 
 
@@ -231,7 +231,7 @@ class TestOutcomes:
             assert seen == [(1, 3), (2, 2), (3, 1), (4, 0)]
             assert [error.type_name for error in job.info().errors] == ["OSError", "penstock.Retry", "OSError"]
             waited = move_clock(app, 0) - before
-        # The clock of the broker went on by 300 s, an hour, and 600 s, the longest backoff.
+        # The broker's clock advanced by 300 s, an hour, and 600 s, the longest backoff.
         assert timedelta(seconds=4500) <= waited < timedelta(seconds=4500 + PATIENCE_S)
 
     def test_a_job_that_would_be_retried_for_ever_says_so(self, app, monkeypatch):
@@ -251,7 +251,7 @@ class TestOutcomes:
             first = task.delay()
             assert task.options(countdown=timedelta(days=2)).delay().result() == "now"
             assert task.options(eta=eta).delay().result() == "now"
-            # No clock was moved: what is kept for a day is still there, and what expires tomorrow has not.
+            # The clock was not moved: a value kept for a day is still there, and a job that expires tomorrow has not.
             assert first.result() == "now"
             assert task.options(expires=datetime.now(UTC) + timedelta(days=1)).delay().result() == "now"
         assert [call.countdown for call in calls] == [None, 172_800.0, None, None]
@@ -277,7 +277,7 @@ class TestOutcomes:
 
 
 class TestWhatEndsATest:
-    """It must not become a job's failure, which no one may ever read."""
+    """Such an error must not become a job's failure, which nobody may ever read."""
 
     def test_a_task_that_must_not_run_fails_the_test(self, app):
         task = app.task(name="shop.send")(lambda: pytest.fail("it must not be sent"))
@@ -305,7 +305,7 @@ class TestWhatEndsATest:
 
 
 def test_threads_run_what_they_enqueue_themselves(app):
-    """One that takes another's job in passing leaves it to that thread."""
+    """A thread that happens to take a job of another thread leaves it to that thread."""
     app.task(name="shop.thread")(lambda: threading.get_ident())
     thread_of = app.tasks["shop.thread"]
     found: dict[int, list[int]] = {}
@@ -352,7 +352,7 @@ class TestWaits:
 
     @pytest.mark.parametrize("wait", ["result", "results", "as_completed", "aresult"])
     def test_of_a_job_for_what_nothing_runs_end_at_once(self, app, wait):
-        """The job itself runs, and so do those around it: they are none that could end what it waits for."""
+        """The waiting job and the jobs around it also run, but none of them could end the awaited job."""
 
         @app.task(name="shop.inner")
         def inner() -> str:

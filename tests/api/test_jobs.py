@@ -119,7 +119,7 @@ def test_a_wait_may_end_after_a_timedelta_and_names_the_job(app, send):
     with pytest.raises(ValueError, match="timeout must be seconds or a timedelta, not nan"):
         job.result(timeout=float("nan"))
     unknown = app.job("0" * 32)
-    with pytest.raises(NoSuchJob, match=f"^job {unknown.id}: the broker at memory:.* knows nothing of it"):
+    with pytest.raises(NoSuchJob, match=f"^job {unknown.id}: the broker at memory:.* does not know it"):
         unknown.result()
 
 
@@ -136,7 +136,7 @@ class TestDone:
 
     def test_does_not_guess(self, app):
         unknown = app.job("0" * 32)
-        with pytest.raises(NoSuchJob, match=f"^job {unknown.id}: the broker at memory:.* knows nothing of it"):
+        with pytest.raises(NoSuchJob, match=f"^job {unknown.id}: the broker at memory:.* does not know it"):
             unknown.done()
         with pytest.raises(NoSuchJob):
             asyncio.run(unknown.adone())
@@ -152,7 +152,7 @@ class TestCancel:
             assert job.cancel("no longer wanted") is state
             with pytest.raises(JobCancelled, match=f"^job {job.id}: no longer wanted$"):
                 job.result()
-            # Once more changes nothing.
+            # A second call changes nothing.
             assert job.cancel("another reason") is JobState.CANCELLED
             assert job.info().error == "no longer wanted"
 
@@ -202,9 +202,9 @@ class TestCancel:
 
     def test_checks_what_it_is_given(self, send):
         job = send.delay("ada")
-        with pytest.raises(TypeError, match="the reason of a cancellation must be a text, not 3"):
+        with pytest.raises(TypeError, match="the reason of a cancellation must be a string, not 3"):
             job.cancel(3)
-        with pytest.raises(ValueError, match="may take 200 bytes, not 201"):
+        with pytest.raises(ValueError, match="may have at most 200 bytes, not 201"):
             job.cancel("x" * 201)
         with pytest.raises(ValueError, match='running must be "ask", "kill" or "leave", not \'stop\''):
             job.cancel(running="stop")
@@ -249,7 +249,7 @@ def test_a_job_shows_its_headers_while_the_broker_holds_it(project):
 
 
 def test_an_ended_job_keeps_its_task_and_its_queue_as_long_as_its_result(app, send):
-    """They used to be None for expired and cancelled jobs, and the queue for all that had ended."""
+    """Both used to be None for expired and cancelled jobs, and the queue for all ended jobs."""
     mail = send.options(queue="mail")
     expired, cancelled, purged = mail.options(expires=0.05).delay("a"), mail.delay("b"), mail.delay("c")
     with pytest.raises(JobExpired):
@@ -378,8 +378,8 @@ def test_a_call_that_blocks_an_event_loop_says_so_once(send, caplog, monkeypatch
 
     asyncio.run(main())
     assert caplog.messages == [
-        "delay() was called in an event loop, which it blocks; use adelay() there",
-        "result() was called in an event loop, which it blocks; use aresult() there",
+        "delay() was called in an event loop, which it blocks; use adelay() instead",
+        "result() was called in an event loop, which it blocks; use aresult() instead",
     ]
 
 
@@ -426,13 +426,13 @@ def test_a_call_of_another_brokers_task_is_refused(app, send):
     neighbour = App("neighbour", app.url).task(name="neighbour.send")(lambda: None)
     assert len(app.enqueue([send.s("a"), neighbour.s()])) == 2
     stranger = App("stranger", "memory:elsewhere").task(name="stranger.send")(lambda: None)
-    with pytest.raises(ValueError, match=r"stranger\.send belongs to .*, whose broker is another"):
+    with pytest.raises(ValueError, match=r"stranger\.send belongs to .*, which uses another broker"):
         app.enqueue([send.s("a"), stranger.s()])
 
 
 def test_a_payload_beyond_the_limit_is_refused_here(app, send):
     with pytest.raises(
-        PayloadTooLarge, match=r"shop\.send\(\): the arguments take 1,0\d\d bytes, and 1,000 are allowed"
+        PayloadTooLarge, match=r"shop\.send\(\): the arguments take 1,0\d\d bytes, but 1,000 are allowed"
     ):
         send.delay("x" * 1000)
     with pytest.raises(PayloadTooLarge):
@@ -473,7 +473,7 @@ class TestAsyncio:
         adding.cancel()
         with pytest.raises(asyncio.CancelledError):
             await adding
-        # It had been sent: a cancelled await takes nothing back.
+        # The job had been sent: cancelling the await does not withdraw it.
         later = await send.adelay("eve")
         assert (await later.ainfo()).state is JobState.WAITING
 

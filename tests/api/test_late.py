@@ -1,4 +1,4 @@
-"""`result()` that gives up says where the job is, which is what whoever waited needs to know."""
+"""The error of a `result()` that gives up says where the job is."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def why(job: Job[None]) -> str:
     with pytest.raises(ResultTimeout) as raised:
         job.result(timeout=0.2)
     before, after = (
-        f"job {job.id}: it has not ended in time, and was not cancelled: ",
-        ". Its result can be asked for again",
+        f"job {job.id}: it did not end in time, and was not cancelled: ",
+        ". Ask for its result again to keep waiting",
     )
     where = str(raised.value).removeprefix(before).removesuffix(after)
     assert f"{before}{where}{after}" == str(raised.value)
@@ -42,7 +42,7 @@ async def test_a_job_that_is_late_is_where_the_error_says(project: Project) -> N
     project.write("tasks.py", TASKS)
     task = project.tasks().wait_here
     first, second = task.delay(), task.delay()
-    waits = f'for N s it has waited in queue "mail" of {project.url}'
+    waits = f'it has waited for N s in queue "mail" of {project.url}'
     assert why(first) == f"{waits}, which no worker serves; start one with: penstock worker MODULE:APP -Q mail"
     project.worker("tasks:app", "-c", "1", "--name", "ant")
     eventually(lambda: first.info().state == "running", 30)
@@ -62,7 +62,7 @@ def test_a_worker_with_slots_of_two_kinds_is_not_taken_for_two(project: Project)
     first, second = task.delay(), task.delay()
     project.worker("tasks:app", "-c", "1")
     eventually(lambda: first.info().state == "running", 30)
-    waits = f'for N s it has waited in queue "mail" of {project.url}'
+    waits = f'it has waited for N s in queue "mail" of {project.url}'
     assert why(second) == f"{waits}, which 2 consumers serve: a worker has one for each kind of slot"
     (project.directory / "go").touch()
 
@@ -72,7 +72,7 @@ def test_a_job_that_only_workers_without_its_task_serve_says_so(project: Project
     project.write("other.py", TASKS.replace("wait_here", "something_else").replace('"shop"', '"other"'))
     late = project.tasks().wait_here.delay()
     project.worker("other:app", "-c", "1", "-Q", "mail")
-    waits = f'for N s it has waited in queue "mail" of {project.url}'
+    waits = f'it has waited for N s in queue "mail" of {project.url}'
     start = "start one that has: penstock worker MODULE:APP -Q mail"
     one = f"{waits}, and the one worker that serves it has no task tasks.wait_here; {start}"
     eventually(lambda: why(late) == one, 30)
@@ -81,7 +81,7 @@ def test_a_job_that_only_workers_without_its_task_serve_says_so(project: Project
 
 
 def test_the_directory_of_a_local_broker_is_told_in_full(project: Project) -> None:
-    """Two of them are easily mistaken: the worker serves the one next door."""
+    """Two local brokers are easily confused: the worker may serve the other one."""
     project.write("tasks.py", TASKS)
     output = project.python(
         """
@@ -101,7 +101,7 @@ def test_the_directory_of_a_local_broker_is_told_in_full(project: Project) -> No
     )
     late, unknown = output.splitlines()
     assert f'in queue "mail" of {project.url}, which no worker serves' in late
-    assert f"the broker at {project.url} knows nothing of it" in unknown
+    assert f"the broker at {project.url} does not know it" in unknown
 
 
 def test_whoever_waits_without_a_worker_is_told_within_seconds(project: Project) -> None:
@@ -110,11 +110,11 @@ def test_whoever_waits_without_a_worker_is_told_within_seconds(project: Project)
     said = waiting.wait_for_output("no worker", timeout=20)
     notice = '1 job waits in queue "mail", which no worker has served for 3 s; start one with -Q mail'
     assert said.strip() == f"{project.url}: {notice}"
-    # The broker says so once, to those who are connected at that moment.
+    # The broker says so once, to the clients that are connected at that moment.
     later = project.start_python("import tasks; tasks.wait_here.delay().result()")
     said = later.wait_for_output("no worker", timeout=20)
     assert re.search(
-        r'^job \S+ of tasks.wait_here: for [\d.]+ s it has waited in queue "mail" of .*, which no worker', said
+        r'^job \S+ of tasks.wait_here: it has waited for [\d.]+ s in queue "mail" of .*, which no worker', said
     )
 
 
@@ -126,7 +126,7 @@ def test_no_worker_process_can_serve_a_broker_in_memory_so_none_is_advised() -> 
         pass
 
     late = why(never.delay())
-    assert "which lives in this process alone: run its jobs with penstock.testing.worker(app)" in late
+    assert "which exists only in this process: run its jobs with penstock.testing.worker(app)" in late
     assert "penstock worker" not in late
 
 
@@ -137,7 +137,7 @@ def test_an_error_about_many_jobs_says_where_one_is_that_nothing_runs(project: P
     first = task.delay()
     eventually(lambda: first.info().state == "running", 30)
     second, stuck = task.delay(), task.options(queue="attic").delay()
-    where = f'; job {stuck.id} of tasks.wait_here: for N s it has waited in queue "attic" of {project.url}'
+    where = f'; job {stuck.id} of tasks.wait_here: it has waited for N s in queue "attic" of {project.url}'
     where += ", which no worker serves; start one with: penstock worker MODULE:APP -Q attic"
     for wait in (penstock.results, lambda *given, timeout: list(penstock.as_completed(*given, timeout=timeout))):
         with pytest.raises(ResultTimeout) as raised:
@@ -158,11 +158,11 @@ async def test_a_workflow_that_is_late_says_which_job_keeps_it(project: Project)
     project.write("tasks.py", TASKS)
     task = project.tasks().wait_here
     nobody = "which no worker serves; start one with: penstock worker MODULE:APP -Q mail"
-    waits = f'of tasks.wait_here: for N s it has waited in queue "mail" of {project.url}, {nobody}'
+    waits = f'of tasks.wait_here: it has waited for N s in queue "mail" of {project.url}, {nobody}'
 
     line = chain(task.si(), task.si()).delay()
-    said = f"workflow {line.id}: it has not ended in time, and was not cancelled"
-    again = "Its result can be asked for again"
+    said = f"workflow {line.id}: it did not end in time, and was not cancelled"
+    again = "Ask for its result again to keep waiting"
     assert late(line) == f"{said}: 0 of 2 members have ended; job {line[0].id} {waits}. {again}"
     with pytest.raises(ResultTimeout) as raised:
         await line.aresult(timeout=0.2)
@@ -175,7 +175,7 @@ async def test_a_workflow_that_is_late_says_which_job_keeps_it(project: Project)
     assert f"job {inside[0].id}" not in late(inside)
     assert f" {waits}. {again}" in late(inside)
 
-    # Another program knows nothing of its members.
+    # Another program does not know its members.
     elsewhere = task.app.workflow(group(task.si(), task.si()).delay().id)
     assert f"was not cancelled: job {elsewhere[0].id} {waits}" in late(elsewhere)
 
@@ -187,7 +187,7 @@ def late(workflow: Workflow[object]) -> str:
 
 
 def served(project: Project) -> str:
-    return f'for N s it has waited in queue "mail" of {project.url}, which 1 worker serves'
+    return f'it has waited for N s in queue "mail" of {project.url}, which 1 worker serves'
 
 
 def without_times(raised: pytest.ExceptionInfo[ResultTimeout]) -> str:

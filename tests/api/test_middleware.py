@@ -1,4 +1,4 @@
-"""Middleware and hooks: in which order they run, and what they see."""
+"""Middleware and hooks: their order, and the data that they see."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.testing import inline
 
 
 class Note(Middleware):
-    """Writes down what it is asked to go around."""
+    """Records the calls and runs that it wraps."""
 
     def __init__(self, name: str, seen: list[str]) -> None:
         self.name = name
@@ -142,7 +142,7 @@ def test_a_layer_without_its_twin_lets_nothing_go_around_it():
             return next()
 
     app, add, add_async = shop(Half())
-    message = r"Half has run\(\) but no arun\(\): add_async, which is an async def would go around it"
+    message = r"Half has run\(\) but no arun\(\): add_async, which is an async def would bypass it"
     with pytest.raises(TypeError, match=message):
         app.check()
     with inline(app):
@@ -157,7 +157,7 @@ async def test_a_layer_without_aenqueue_is_not_gone_around():
             return next(calls)
 
     _, add, _ = shop(Half())
-    with pytest.raises(TypeError, match=r"Half has enqueue\(\) but no aenqueue\(\): adelay\(\) would go around it"):
+    with pytest.raises(TypeError, match=r"Half has enqueue\(\) but no aenqueue\(\): adelay\(\) would bypass it"):
         await add.adelay(1)
 
 

@@ -1,4 +1,4 @@
-"""What becomes of an attempt in a worker, and what the caller is told of it."""
+"""Outcomes of attempts in a worker, and what the caller learns of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from penstock.testing import inline
 
 
 class Refused(Exception):
-    """Passes on less than it was given, as many exceptions do."""
+    """Passes on fewer arguments than it received, like many exceptions."""
 
     def __init__(self, code: int, *, reason: str) -> None:
         super().__init__(f"{code}: {reason}")
@@ -50,7 +50,7 @@ class Odd(Exception):
 
 
 class Attempts:
-    """Runs a task as a worker would, attempt after attempt, and keeps what came of each."""
+    """Runs a task like a worker, attempt after attempt, and keeps each outcome."""
 
     made: ClassVar[list[Attempts]] = []
 
@@ -93,7 +93,8 @@ class Attempts:
         return outcome
 
     def ended(self, outcome: runner.Outcome, generation: int | None = None) -> penstock.Job[Any]:
-        """The job as its caller sees it after this outcome. ``generation``: of a broker that tells the run."""
+        """Return the job as its caller sees it after this outcome. ``generation``: given by a broker that knows the
+        run."""
         kind, _, value, _, _ = outcome
         assert kind in (runner.SUCCEEDED, runner.FAILED)
         status = 0 if kind == runner.SUCCEEDED else 1
@@ -114,7 +115,8 @@ class Attempts:
 
 
 def test_a_job_that_ends_while_its_info_is_asked_for_is_not_unknown():
-    """It was: its message had gone when that was asked for, and its result had not come when that was."""
+    """Such a job used to be unknown: its message was gone by the first query, and its result not there yet at the
+    second."""
     attempts = Attempts(lambda: 7)
     ended = attempts.ended(attempts.run())
     kept = attempts.app._connected()
@@ -212,7 +214,7 @@ async def _cancelled() -> None:
         (
             lambda: "x" * 100_000,
             "penstock.PayloadTooLarge",
-            "shop.send(): the result takes 100,005 bytes, and 100,000",
+            "shop.send(): the result takes 100,005 bytes, but 100,000",
         ),
     ],
 )
@@ -258,7 +260,7 @@ def test_an_unknown_task_fails_with_close_matches():
 
 
 class Hostile(Exception):
-    """Raises something worse than an Exception from whatever it is asked."""
+    """Raises something worse than an Exception from every method."""
 
     def __str__(self) -> str:
         raise SystemExit("str")
@@ -295,7 +297,7 @@ class TestNothingGetsOut:
             assert attempts.ended(outcomes[1]).info().error == "ZeroDivisionError: division by zero"
         else:
             assert [attempts.ended(outcome).result() for outcome in outcomes] == [42, 42]
-        # Reported where logging reports a handler that raises, and only if there was a line to write.
+        # Reported like a logging handler that raises, and only if there was a line to write.
         assert ("broken filter" in capsys.readouterr().err) == (fails or level == logging.INFO)
 
     def test_of_a_policy_that_cannot_decide(self, monkeypatch):
@@ -406,7 +408,7 @@ class TestTheOriginalError:
         assert isinstance(arrived.__cause__, RemoteTraceback)
         lines = str(arrived.__cause__).strip().splitlines()
         assert lines[0] == "Traceback (most recent call last):"
-        assert "test_run.py" in lines[1]  # no frame of the machinery comes first
+        assert "test_run.py" in lines[1]  # the frames of the machinery are left out
         assert lines[-1] == "ValueError: x"
 
     def test_keeps_its_notes(self):
@@ -522,7 +524,7 @@ class TestRetries:
         assert "(asked)" in str(attempts.ended(attempts.run()).info().error)
 
     def test_take_a_delay_by_its_name_only(self):
-        with pytest.raises(TypeError, match=r"must be a text, not 30; for a delay write Retry\(countdown=...\)"):
+        with pytest.raises(TypeError, match=r"must be a string, not 30; for a delay write Retry\(countdown=...\)"):
             Retry(30)  # type: ignore[arg-type]
 
     def test_that_are_asked_for_keep_the_error_behind_them(self):
@@ -580,7 +582,7 @@ class TestRetries:
         outcomes = [attempts.run() for _ in range(3)]
         assert outcomes[2][0] == runner.FAILED
         attempts.notes.append(b"why it had failed")
-        # As the broker counts: the attempt that failed is one of those before.
+        # As the broker counts: the failed attempt belongs to the earlier ones.
         extras = (1, 3, None, {}, (None, None), (None, None, None))
         again = [attempts.run_encoded(attempt=attempt, extras=extras) for attempt in (3, 4, 5)]
         assert [kind for kind, *_ in again] == [runner.RETRY, runner.RETRY, runner.FAILED]
@@ -604,16 +606,16 @@ class TestRetries:
             ({"backoff_factor": "2"}, "backoff_factor must be a number of at least 1, not '2'"),
             ({"retry_on": "ValueError"}, "retry_on must be an exception type or several, not 'ValueError'"),
             ({"retires": 1}, "@app.task got an unknown option 'retires'; did you mean 'retries'?"),
-            ({"bind": True}, "@app.task got an unknown option 'bind'; current_job() tells a task about its job"),
-            ({"max_deliveries": 3}, "@app.task got an unknown option 'max_deliveries'; it is max_crashes"),
+            ({"bind": True}, "@app.task got an unknown option 'bind'; current_job() describes the running job"),
+            ({"max_deliveries": 3}, "@app.task got an unknown option 'max_deliveries'; use max_crashes"),
             (
                 {"periodic": 3},
-                "@app.task got an unknown option 'periodic'; it is @app.periodic(...) above @app.task(...)",
+                "@app.task got an unknown option 'periodic'; use @app.periodic(...) above @app.task(...)",
             ),
-            ({"acks_late": True}, "@app.task got an unknown option 'acks_late'; it is always so"),
+            ({"acks_late": True}, "@app.task got an unknown option 'acks_late'; always on"),
             (
                 {"schedule": 5},
-                "@app.task got an unknown option 'schedule'; it is @app.periodic(...) above @app.task(...)",
+                "@app.task got an unknown option 'schedule'; use @app.periodic(...) above @app.task(...)",
             ),
             ({"on_crash": "ignore"}, 'on_crash must be "retry" or "fail", not \'ignore\''),
         ],
@@ -661,7 +663,7 @@ class TestInsideATask:
 
 
 class TestWhatAFailedJobIsListedBy:
-    """The type of its error, the error's first line, and a fingerprint."""
+    """Type and first line of the error, and a fingerprint."""
 
     @pytest.fixture(autouse=True)
     def no_log(self, caplog: pytest.LogCaptureFixture) -> None:

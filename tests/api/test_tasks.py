@@ -1,4 +1,4 @@
-"""What can be a task, what it is called, and which options make sense."""
+"""Tasks: which functions can be tasks, their names, and valid options."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_task_still_looks_like_its_function():
 def ship(to, *parcels, fast=False): ...
 
 
-# Not as text, which annotations are in this module.
+# A type, since annotations in this module are text.
 ship.__annotations__ = {"to": str, "parcels": int, "return": dict[str, int]}
 
 
@@ -83,7 +83,7 @@ def test_enqueuing_shows_the_parameters_of_the_function(decorator):
     assert f"delay{parameters}" in pydoc.plain(pydoc.render_doc(task.delay))
     assert inspect.getdoc(task.delay) == inspect.getdoc(Task.delay)
     assert inspect.iscoroutinefunction(task.adelay) and not inspect.iscoroutinefunction(task.delay)
-    # People and editors read it, so nothing that it names needs to be there.
+    # People and editors read the signature, so its names need not exist.
     assert shown(late.delay) == "(self: 'Missing') -> 'Job[Missing]'"
     double = create_autospec(task.delay)
     double("ada", 1, fast=True)
@@ -127,9 +127,9 @@ def test_a_parameter_may_have_any_name(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"name": 3}, "an app's name must be a text, not 3"),
-        ({"name": ""}, "an app's name must be a text, not ''"),
-        ({"url": 3}, "url must be a text such as 'local:.penstock', not 3"),
+        ({"name": 3}, "an app's name must be a string, not 3"),
+        ({"name": ""}, "an app's name must be a string, not ''"),
+        ({"url": 3}, "url must be a string such as 'local:.penstock', not 3"),
         ({"call_timeout": None}, "call_timeout must be seconds or a timedelta, not None"),
         ({"call_timeout": "5"}, "call_timeout must be seconds or a timedelta, not '5'"),
         ({"call_timeout": -1}, "call_timeout must be between 0 seconds and 100 years, not -1"),
@@ -150,13 +150,13 @@ def test_a_time_is_seconds_or_a_timedelta():
 def test_calls_that_make_no_sense_say_so():
     app = App("shop", "memory:nonsense")
     task = app.task(send)
-    with pytest.raises(TypeError, match=r"takes calls that are not made yet, such as send.s\(1\), not <Task"):
+    with pytest.raises(TypeError, match=r"takes calls that are not enqueued yet, such as send.s\(1\), not <Task"):
         app.enqueue([task])  # type: ignore[list-item]
     with pytest.raises(TypeError, match="starmap takes a tuple of arguments for each call, not 1"):
         task.starmap([1])  # type: ignore[list-item]
     with pytest.raises(TypeError, match="starmap takes a tuple of arguments for each call, not 'ab'"):
         task.starmap(["ab"])  # type: ignore[list-item]
-    with pytest.raises(TypeError, match=r"a job id is a text, as Job.id gives it, not None"):
+    with pytest.raises(TypeError, match=r"a job id must be a string such as Job.id, not None"):
         app.job(None)  # type: ignore[arg-type]
 
 
@@ -183,11 +183,11 @@ def test_a_static_method_is_a_task_either_way_round():
     ("thing", "says"),
     [
         (Mailer.method, "Mailer.method() takes self; a task is a plain function or a staticmethod"),
-        (Mailer.__dict__["build"], "a task is a function, not <classmethod"),
-        (Mailer, "a task is a function, not <class"),
-        ("send", "a task is a function, not 'send'"),
-        (functools.partial(send, "x"), "a task is a function, not functools.partial"),
-        ((lambda: (yield)), "yields; a task returns its result"),
+        (Mailer.__dict__["build"], "a task must be a function, not <classmethod"),
+        (Mailer, "a task must be a function, not <class"),
+        ("send", "a task must be a function, not 'send'"),
+        (functools.partial(send, "x"), "a task must be a function, not functools.partial"),
+        ((lambda: (yield)), "is a generator; a task must return its result"),
     ],
 )
 def test_what_cannot_be_a_task_is_refused_at_the_decorator(thing, says):
@@ -207,7 +207,7 @@ class TestTwoTasksOfOneName:
         first = make_local()
         app.task(first)
         with pytest.raises(ValueError, match="two tasks are called"):
-            app.task(make_local())  # the same place, but another closure
+            app.task(make_local())  # the same location, but another closure
 
     def test_are_fine_when_a_module_is_loaded_again(self, tmp_path, monkeypatch):
         (tmp_path / "reloaded.py").write_text("def f(): ...\n")
@@ -240,26 +240,26 @@ class TestTwoTasksOfOneName:
         ({"task": "y"}, "options() got an unknown option 'task'"),
         (
             {"backoff": 5},
-            "options() got an unknown option 'backoff'; the task says it for all of its jobs: @app.task(backoff=",
+            "options() got an unknown option 'backoff'; set it on the task, for all of its jobs: @app.task(backoff=",
         ),
-        ({"delay": 5}, "options() got an unknown option 'delay'; it is countdown"),
-        ({"ttl": 5}, "options() got an unknown option 'ttl'; it is expires for a job that waits"),
+        ({"delay": 5}, "options() got an unknown option 'delay'; use countdown"),
+        ({"ttl": 5}, "options() got an unknown option 'ttl'; use expires for waiting jobs"),
         ({"countdown": -1}, "countdown must be between 0 seconds and 100 years, not -1"),
         ({"countdown": float("nan")}, "countdown must be between 0 seconds and 100 years, not nan"),
         ({"countdown": 10**12}, "countdown must be between 0 seconds and 100 years"),
         ({"countdown": "3"}, "countdown must be seconds or a timedelta, not '3'"),
         ({"countdown": True}, "countdown must be seconds or a timedelta, not True"),
         ({"countdown": 1, "eta": dt.datetime.now(dt.UTC)}, "give countdown or eta, not both"),
-        ({"eta": dt.datetime.now()}, "eta must say its time zone"),
+        ({"eta": dt.datetime.now()}, "eta must have a time zone"),
         ({"eta": 3}, "eta must be a datetime, not 3"),
-        ({"expires": dt.datetime.now()}, "expires must say its time zone"),
+        ({"expires": dt.datetime.now()}, "expires must have a time zone"),
         ({"expires": "soon"}, "expires must be seconds, a timedelta or a datetime, not 'soon'"),
         ({"priority": 10}, "priority must be an integer from 0 to 9, not 10"),
         ({"priority": True}, "priority must be an integer from 0 to 9, not True"),
-        ({"queue": ""}, "queue must be a name, not ''"),
-        ({"queue": 3}, "queue must be a name, not 3"),
-        ({"queue": "a\n"}, "queue must be a name, not 'a\\n'; it has no control characters and no spaces around it"),
-        ({"queue": " "}, "queue must be a name, not ' '"),
+        ({"queue": ""}, "queue must be a name without control characters or surrounding spaces, not ''"),
+        ({"queue": 3}, "queue must be a name without control characters or surrounding spaces, not 3"),
+        ({"queue": "a\n"}, "queue must be a name without control characters or surrounding spaces, not 'a\\n'"),
+        ({"queue": " "}, "queue must be a name without control characters or surrounding spaces, not ' '"),
         ({"durability": "tape"}, 'durability must be "replicated", "disk", "os" or "none", not \'tape\''),
     ],
 )
@@ -285,7 +285,7 @@ def test_options_build_on_one_another():
 
 
 class TestOptionsThatWereGivenBefore:
-    """Checking options takes longer than enqueuing a job, so a task keeps what `options` has made."""
+    """Checking options takes longer than enqueuing a job, so a task caches the return values of `options`."""
 
     def test_are_not_checked_again(self, monkeypatch):
         task = App("shop").task(send)
@@ -333,7 +333,7 @@ def test_a_job_id_is_read_in_either_spelling():
     assert len({job, app.job("01A1F91DD66070AF8BBE658D22FC8859")}) == 1
     assert job != "01a1f91d-d660-70af-8bbe-658d22fc8859"
     for wrong in ("", "01a1", "zz" * 16, "01a1f91d-d660-70af-8bbe-658d22fc885", "0 " * 16):
-        with pytest.raises(ValueError, match="a job id is 32 hexadecimal digits, with or without hyphens, not"):
+        with pytest.raises(ValueError, match="a job id must have 32 hexadecimal digits, with or without hyphens, not"):
             app.job(wrong)
 
 
@@ -411,7 +411,7 @@ def test_defaults_are_checked_where_they_are_given(defaults, error, says):
     ("retries", "says"),
     [
         ("3", "retries must be an integer from 0, None for no limit, or a list of delays, not '3'"),
-        ([1] * 33, "retries has 33 delays, and 32 are the most"),
+        ([1] * 33, "retries has 33 delays, but 32 are the most"),
         ([-1], "a delay of retries must be between 0 seconds and 100 years, not -1"),
         (True, "retries must be an integer from 0"),
     ],
@@ -436,7 +436,7 @@ def test_enqueue_gives_jobs_as_it_was_given_calls():
         assert app.enqueue([]) == []
         assert app.enqueue() == ()
     for wrong in ((task,), (3,), ([task],), (task.s("a"), 3)):
-        with pytest.raises(TypeError, match=r"app.enqueue takes calls that are not made yet, such as send.s\(1\)"):
+        with pytest.raises(TypeError, match=r"app.enqueue takes calls that are not enqueued yet, such as send.s\(1\)"):
             app.enqueue(*wrong)
 
 
@@ -453,9 +453,9 @@ async def awaits() -> None: ...
             awaits,
             "thread",
             TypeError,
-            r'awaits\(\) is an async def, for which slot is "async", "process" or "isolated"',
+            r'awaits\(\) is an async def, so its slot must be "async", "process" or "isolated"',
         ),
-        (plain, "async", TypeError, r"plain\(\) is no async def and would block the loop"),
+        (plain, "async", TypeError, r"plain\(\) is not an async def and would block the loop"),
         (plain, "gevent", ValueError, "slot must be 'process' or 'thread' or 'async' or 'isolated', not 'gevent'"),
         (plain, 3, ValueError, "not 3"),
     ],
@@ -474,5 +474,5 @@ def test_a_default_kind_of_slot_is_for_the_tasks_that_it_fits():
 
 
 def test_a_call_can_not_choose_the_kind_of_slot():
-    with pytest.raises(TypeError, match=r"the task says it for all of its jobs: @app.task\(slot=...\)"):
+    with pytest.raises(TypeError, match=r"set it on the task, for all of its jobs: @app.task\(slot=...\)"):
         App("slots").task(plain).options(slot="thread")  # type: ignore[call-arg]

@@ -1,4 +1,4 @@
-"""Time limits as options: what they may be, and that they travel with the job."""
+"""Time limits as options: valid values, and their transport with the job."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ def test_limits_are_seconds_or_a_timedelta_of_the_task_its_app_or_the_call() -> 
 @pytest.mark.parametrize(
     ("options", "error", "says"),
     [
-        ({"timeout": 0}, ValueError, "timeout must be at least a millisecond, not 0; for no limit give None"),
-        ({"timeout": -5}, ValueError, "timeout must be at least a millisecond, not -5; for no limit give None"),
+        ({"timeout": 0}, ValueError, "timeout must be at least a millisecond, not 0; use None for no limit"),
+        ({"timeout": -5}, ValueError, "timeout must be at least a millisecond, not -5; use None for no limit"),
         ({"timeout": 0.0001}, ValueError, "timeout must be at least a millisecond, not 0.0001"),
         ({"soft_timeout": timedelta(seconds=-1)}, ValueError, "soft_timeout must be at least a millisecond, not "),
         ({"timeout": True}, TypeError, "timeout must be seconds or a timedelta, not True"),
         ({"timeout": "5 min"}, TypeError, "timeout must be seconds or a timedelta, not '5 min'"),
         ({"timeout": float("inf")}, ValueError, "timeout must be between 0 seconds and 100 years, not inf"),
         ({"timeout": 5, "soft_timeout": 5}, ValueError, "soft_timeout must be less than timeout, which stops the job"),
-        ({"time_limit": 5}, TypeError, "got an unknown option 'time_limit'; it is timeout"),
-        ({"soft_time_limit": 5}, TypeError, "got an unknown option 'soft_time_limit'; it is soft_timeout"),
+        ({"time_limit": 5}, TypeError, "got an unknown option 'time_limit'; use timeout"),
+        ({"soft_time_limit": 5}, TypeError, "got an unknown option 'soft_time_limit'; use soft_timeout"),
     ],
 )
 def test_a_limit_that_is_none_is_refused_where_it_is_given(options: Any, error: Any, says: str) -> None:

@@ -40,7 +40,7 @@ def test_a_call_with_the_same_arguments_is_the_same_job(app):
         assert (first.created, same.created, same == first) == (True, False, True)
         assert refresh.delay(2).created
         assert refresh.delay(1, True).created
-        # As given: a default that is written out is an argument like any other.
+        # Arguments count as given: an explicit default is an argument like any other.
         assert refresh.delay(1, False).created
         assert len(calls) == 4
         assert calls.run_until_idle() == 4
@@ -142,7 +142,7 @@ def test_an_idempotency_key_is_kept_for_a_day_and_so_is_the_result(app):
         job = once.delay(500)
         calls.run_until_idle()
         move_clock(app, timedelta(hours=23))
-        # Whatever its arguments are.
+        # Whatever the arguments are.
         again = once.delay(600)
         assert (again.created, again, again.result()) == (False, job, 500)
         assert charge.options(idempotency_key="order-8").delay(500).created
@@ -185,7 +185,7 @@ def test_the_last_call_takes_the_place_of_one_that_waits(app):
         assert not first.done()
         calls.run_until_idle()
         assert ran == [("a", 3), ("b", 1)], "in the place of the first"
-        # Who waits for a replaced job gets the result of the last.
+        # A caller that waits for a replaced job gets the result of the last one.
         assert [first.result(), second.result(timeout=1), last.result(), other.result()] == [3, 3, 3, 1]
         assert asyncio.run(first.aresult()) == 3
         assert first.done() and asyncio.run(first.adone())
@@ -203,7 +203,7 @@ def test_quick_calls_become_one_with_the_arguments_of_the_last(app):
             index.delay(1, f"draft {number}")
             move_clock(app, timedelta(seconds=1.5))
             assert calls.run_until_idle() == (1 if number == 3 else 0)
-        # At the fifth second, though no two seconds were quiet.
+        # Due at the fifth second, although there were never two quiet seconds.
         assert ran == [(1, "draft 3")]
         index.delay(1, "a")
         index.delay(2, "b")
@@ -289,13 +289,13 @@ def test_a_key_function_that_raises_sends_nothing(app):
         ({"unique": Unique(by=("user", "usr"))}, "has no parameter 'usr' to be unique by; it has user, full"),
         (
             {"unique": Unique(until=timedelta(1), on_conflict="replace")},
-            'on_conflict="replace" goes with until="waiting" or "done", not with a time',
+            'on_conflict="replace" needs until="waiting" or "done", not a time',
         ),
         ({"debounce": -1}, "debounce must be between 0 seconds and 100 years"),
         ({"debounce": 0}, "debounce must be at least a millisecond"),
         ({"debounce": "2"}, "debounce must be seconds, a timedelta or Debounce(...), not '2'"),
         ({"debounce": Debounce(5, max_wait=2)}, "max_wait must be at least wait: they are 2 and 5"),
-        ({"debounce": Debounce(5, by="args")}, "debounce by all arguments would never have the last of several"),
+        ({"debounce": Debounce(5, by="args")}, "debounce by all arguments would merge only identical calls"),
         ({"debounce": Debounce(5, by=("usr",))}, "has no parameter 'usr'"),
         ({"debounce": 2.0, "unique": "done"}, "give unique or debounce, not both: a call has one key"),
     ],
@@ -314,8 +314,8 @@ def test_options_of_a_call_are_refused_where_they_stand(app):
 
     for options, says in [
         ({"idempotency_key": "k"}, "give unique or idempotency_key, not both"),
-        ({"unique": None, "idempotency_key": ""}, "idempotency_key must be a text"),
-        ({"unique": None, "idempotency_key": "k" * 513}, "idempotency_key may take 512 bytes, not 513"),
+        ({"unique": None, "idempotency_key": ""}, "idempotency_key must be a string"),
+        ({"unique": None, "idempotency_key": "k" * 513}, "idempotency_key may have at most 512 bytes, not 513"),
         ({"unique": None, "debounce": 2, "countdown": 5}, "give debounce, or countdown or eta, not both"),
     ]:
         with pytest.raises((ValueError, TypeError), match=says):
@@ -325,7 +325,7 @@ def test_options_of_a_call_are_refused_where_they_stand(app):
         app.task(idempotency_key="k")(lambda: None)
     with pytest.raises(NotOffered, match="'single_flight' is reserved"):
         app.task(single_flight=True)(lambda: None)
-    with pytest.raises(ValueError, match="known by its name only"):
+    with pytest.raises(ValueError, match="known only by name"):
         app.remote_task("elsewhere.refresh", unique="done")
 
 
@@ -347,7 +347,7 @@ class Point:
     tags: set[str]
 
 
-# Its name is in the key, and this module has several names.
+# The name is part of the key, and this module is imported under several names.
 Point.__module__ = "shop"
 
 
@@ -382,7 +382,7 @@ def key_of_case(app: App, value: Any) -> str:
 
 
 def test_keys_are_the_same_bytes_for_ever(app):
-    """A worker of another version, on another Python, makes the same keys; the journal holds them."""
+    """Workers of other versions, on other Pythons, must make the same keys, because journals contain them."""
     found = {name: key_of_case(app, value) for name, value in CASES.items()}
     expected = json.loads(GOLDEN.read_text())
     assert found == expected

@@ -1,4 +1,4 @@
-"""Every value arrives equal and of the same type, or does not leave."""
+"""Every value arrives equal and of the same type, or is refused before sending."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Circle:
 
     def __post_init__(self, made: list[str] | None) -> None:
         self.area = math.pi * self.radius**2
-        self.radius += 1  # so that running this again would show
+        self.radius += 1  # so that a second run would show
         self.note = "not a field"
 
     @functools.cached_property
@@ -224,7 +224,7 @@ def round_trip(hint: Any, value: Any) -> Any:
 
 
 def assert_same(a: Any, b: Any) -> None:
-    """Equal, and of the same types all the way down; NaN is the same as NaN here."""
+    """Whether two values are equal and of the same types at every level. NaN equals NaN here."""
     assert type(a) is type(b)
     if isinstance(a, enum.Enum):
         assert a is b
@@ -256,7 +256,7 @@ def assert_same(a: Any, b: Any) -> None:
 BERLIN = zoneinfo.ZoneInfo("Europe/Berlin")
 NOON = dt.datetime(2026, 11, 20, 12, 0, 0, 123)
 
-# None stands for a parameter without annotation.
+# None means a parameter without annotation.
 BUILT_IN = [
     (None, None),
     (None, True),
@@ -391,7 +391,7 @@ CLASSES = [
 
 
 def label(value: object) -> str:
-    # Without addresses: the names of tests are the same in every process that collects them.
+    # Without addresses, so that test names are the same in every process that collects them.
     return re.sub(r" at 0x\w+", "", repr(value))[:50]
 
 
@@ -453,7 +453,7 @@ def test_a_frozen_dataclass_stays_hashable_and_frozen():
         (Animal, Dog("Rex"), "name Dog in the annotation"),
         (Dog, Puppy("Rex"), "name Puppy in the annotation"),
         (Box[Any], Box(Color.RED), "argument value.item is a {here}.Color"),
-        (User, User("a", Address("b", "no zone")), None),  # fields are as they were; type checkers look at them
+        (User, User("a", Address("b", "no zone")), None),  # fields keep their values, which type checkers have checked
         (None, DictAndMore(3), "DictAndMore, which would not arrive as one: pass a plain dict"),
         (None, lambda: None, "is a function: pass plain data instead"),
         (None, object(), "is an object: pass plain data instead, or add a codec"),
@@ -488,7 +488,7 @@ def test_a_value_that_contains_itself_is_refused():
 
 def test_a_codec_for_what_travels_already_is_refused():
     for kind in (int, list, set, dt.datetime):
-        with pytest.raises(ValueError, match="travels already, and always in the same way"):
+        with pytest.raises(ValueError, match="is serializable already, with a fixed encoding"):
             app.codec(kind, list, kind)
 
 
@@ -543,10 +543,12 @@ def test_numpy_scalars_and_arrays_are_refused_with_the_fix():
 def test_a_workflow_and_a_step_are_refused_with_the_fix():
     app = App("shop", url="memory:")
     add = app.task(name="add")(lambda a: a)
-    with pytest.raises(TypeError, match=r"is a penstock.Workflow: pass its id, of which app.workflow\(id\) makes it"):
+    with pytest.raises(
+        TypeError, match=r"is a penstock.Workflow: pass its id, and call app.workflow\(id\) in the task"
+    ):
         round_trip(None, app.workflow("0" * 32))
     for step in (add.s(1), add.s(1) | add.s(), group(add.s(1))):
-        with pytest.raises(TypeError, match=r"is a penstock.\w+, which was not sent: pass what it is made of"):
+        with pytest.raises(TypeError, match=r"is a penstock.\w+, which was not sent: pass its parts"):
             round_trip(None, step)
 
 
@@ -594,7 +596,7 @@ def test_a_django_safe_string_is_refused():
 
 
 class TestAMessageFromAnotherVersion:
-    """The classes have changed between the enqueuing process and the worker."""
+    """The classes differ between the enqueuing process and the worker."""
 
     def exchange(self, old: type, new: type, value: object) -> Any:
         for kind in (old, new):
@@ -621,7 +623,9 @@ class TestAMessageFromAnotherVersion:
     def test_a_new_field_without_default_is_an_error(self):
         old = dataclasses.make_dataclass("Old", [("a", int)])
         new = dataclasses.make_dataclass("New", [("a", int), ("b", int)])
-        with pytest.raises(TypeError, match=r"f\(\): the arguments do not fit.*Thing has got a field 'b' since"):
+        with pytest.raises(
+            TypeError, match=r"f\(\): the arguments do not fit.*Thing gained the field 'b' after the job was enqueued"
+        ):
             self.exchange(old, new, old(1))
 
     def test_a_field_that_has_gone_is_an_error(self):
@@ -639,7 +643,7 @@ class TestAMessageFromAnotherVersion:
 
 
 def test_a_value_arrives_where_nothing_has_imported_its_module():
-    """Few programs use these, so that `import penstock` does without their modules."""
+    """Few programs use these types, so `import penstock` does not load their modules."""
     values = [BERLIN, fractions.Fraction(1, 3), pathlib.PurePosixPath("a"), ipaddress.ip_network("10.0.0.0/8")]
     body = App("shop").task(name="shop.f")(lambda *values: None).arguments.encode(tuple(values), {})
     script = (

@@ -145,7 +145,7 @@ async def test_jobs_are_yielded_as_they_end_in_an_event_loop(send):
     with pytest.raises(ResultTimeout):
         async for _ in penstock.as_completed([send.delay("d")], timeout=0):
             pass
-    # A loop that is left early leaves nothing behind at the broker's connection.
+    # Leaving a loop early leaves nothing behind in the connection to the broker.
     async for _ in penstock.as_completed([*jobs, await send.adelay("e")]):
         break
 
@@ -168,12 +168,12 @@ def test_an_expired_job_has_ended(send):
 def test_waits_check_what_they_are_given(app, send):
     job = send.delay("a")
     for call in (penstock.results, penstock.wait, lambda jobs: list(penstock.as_completed(jobs))):
-        with pytest.raises(TypeError, match=r"jobs are what delay\(\) of a task and app.job\(\) return, not 'x'"):
+        with pytest.raises(TypeError, match=r"jobs must be handles that delay\(\) or app.job\(\) returned, not 'x'"):
             call([job, "x"])
-        with pytest.raises(TypeError, match="jobs are given in a list or another iterable, not as 3"):
+        with pytest.raises(TypeError, match="jobs must be a list or another iterable, not 3"):
             call(3)
         workflow = app.workflow("0" * 32)
-        with pytest.raises(TypeError, match=r"not <Workflow .*>; a workflow is waited for by its own methods"):
+        with pytest.raises(TypeError, match=r"not <Workflow .*>; wait for a workflow by its own methods"):
             call([workflow])
         with pytest.raises(ValueError, match="wait for the jobs of each broker apart"):
             call([job, App("other", "memory:other").job("0" * 32)])

@@ -1,4 +1,4 @@
-"""Planters, workers and a broker, all of which can be killed; and what the books say of it (tree_tasks.py)."""
+"""Planters, workers and a broker, all of which can be killed, and a judge of their books (tree_tasks.py)."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from project import Process, Project, eventually
 
 HERE = Path(__file__).parent
 
-# Of the numbers of trees: each planter has its own.
+# Range of tree numbers for each planter.
 EACH = 100_000
 
 
 class Forest:
     workers = ("-c2", "-c1")
-    # Far more than a busy machine keeps a process waiting.
+    # Far longer than a busy machine delays a process.
     heartbeat_s = 2
 
     def __init__(self, project: Project, chance: random.Random) -> None:
@@ -44,7 +44,7 @@ class Forest:
         project.environment.update(BOOKS=str(self.books), PYTHONPATH=path, PENSTOCK_URL=self._url)
 
     def heal(self) -> None:
-        """Start again whatever is dead."""
+        """Restart every dead process."""
         if self._server is None or self._server.returncode is not None:
             data = self.project.directory / "server"
             self._server = self.project.start("penstock", "server", "--listen", self._url, "--data", str(data))
@@ -57,7 +57,7 @@ class Forest:
             self._planters += 1
 
     def wait_for(self, event: str, count: int) -> None:
-        """Wait until so many more of these events are in the books."""
+        """Wait until this many more of these events are in the books."""
         size = self.books.stat().st_size
         needle = f'"event": "{event}"'.encode()
 
@@ -96,7 +96,7 @@ class Forest:
         for worker in self._workers:
             worker.signal(signal.SIGTERM)
         for worker in self._workers:
-            # A worker whose zygote was killed while it loaded the app had failed to start, and says so.
+            # A worker whose zygote was killed while loading the app failed to start, and says so.
             started = "runs tree_tasks:app" in worker.output
             assert worker.wait() in (IN_ORDER if started else (*IN_ORDER, 1)), worker.output
         return judge(self.seed, self.books.read_text().splitlines())
@@ -114,14 +114,14 @@ class Forest:
 class Judgement:
     confirmed: int = 0
     not_at_all: int = 0
-    """Trees of killed planters of which nothing was sent."""
+    """Trees of killed planters that were not sent at all."""
     unconfirmed: int = 0
-    """Such trees that ran."""
+    """Trees of killed planters that ran."""
     succeeded: int = 0
     failed: int = 0
     runs: int = 0
     again: int = 0
-    """Runs of an attempt that had begun before."""
+    """Number of repeated runs of an attempt."""
     faults: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -135,7 +135,7 @@ class Judgement:
 
 
 def judge(seed: str, lines: Iterable[str]) -> Judgement:
-    """Compare the books with what the evaluator tells of each tree."""
+    """Compare the books with the evaluator's answer for each tree."""
     judgement = Judgement()
     books: dict[int, list[tuple[int, dict[str, Any]]]] = defaultdict(list)
     for place, line in enumerate(lines):
@@ -192,7 +192,7 @@ def judge_tree(
 
 
 def judge_call(fault: Any, label: str, ran: trees.Ran, begins: list[tuple[int, dict[str, Any]]]) -> int:
-    """Judge the runs of a call. Returns how many attempts of it began again."""
+    """Judge the runs of a call. Returns the number of attempts that began again."""
     jobs: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for _, entry in begins:
         jobs[entry["job"]].append(entry)
@@ -209,11 +209,11 @@ def judge_call(fault: Any, label: str, ran: trees.Ran, begins: list[tuple[int, d
     for _, entry in begins:
         named = {name for text in entry["failures"] for name in trees.named_in(text)}
         if not named <= ran.roots:
-            fault(f"{label} was told of {sorted(named)}, not of {sorted(ran.roots)}")
+            fault(f"{label} got the failures {sorted(named)}, not {sorted(ran.roots)}")
         if bool(entry["failures"]) != bool(ran.roots):
-            fault(f"{label} was told of failures: {entry['failures']}, not of {sorted(ran.roots)}")
+            fault(f"{label} got the failures {entry['failures']}, not {sorted(ran.roots)}")
         if ran.value is not None and not ran.value.startswith(label + ":"):
-            continue  # A leaf, which is told nothing.
+            continue  # A leaf, which gets no values.
         pad = int(ran.value.rpartition("+")[2]) if ran.value else 0
         if ran.value is not None and trees.pure(label, ran.attempts, entry["given"], pad) != ran.value:
             fault(f"{label} was given {entry['given']}")
@@ -223,8 +223,9 @@ def judge_call(fault: Any, label: str, ran: trees.Ran, begins: list[tuple[int, d
 def judge_runs(
     fault: Any, begins: dict[str, list[tuple[int, dict[str, Any]]]], saw: list[tuple[int, str, str]]
 ) -> None:
-    """A job is settled once: all who read its result have read that of one run, and it never runs again."""
-    # An errback of several members, and a reduce, is several jobs with one label; a chunk is one job with several.
+    """Check that a job was settled once: all readers saw the result of one run, and it did not run again."""
+    # An errback of several members, or a reduce, is several jobs with one label; a chunk is one job with several
+    # labels.
     run_of = {entry["run"]: (label, entry["job"], place) for label in begins for place, entry in begins[label]}
     read: dict[tuple[str, str], set[str]] = defaultdict(set)
     first: dict[tuple[str, str], int] = {}

@@ -103,7 +103,10 @@ class TestFixtures:
             """,
         )
         assert outcomes(process) == {"passed": 1, "failed": 1}, process.output
-        assert "AssertionError: shop.send(...) was to be enqueued and was not. Nothing was enqueued." in process.output
+        assert (
+            "AssertionError: expected shop.send(...) to be enqueued, but it was not. Nothing was enqueued."
+            in process.output
+        )
 
     def test_worker_runs_them_in_threads(self, shop):
         process = run(
@@ -152,7 +155,7 @@ class TestFixtures:
                 (tmp_path / "broker").write_text(str(shop.app._connected()._client.status(5.0)["broker_pid"]))
 
             def test_a_worker_that_ends_says_why(penstock_server):
-                with pytest.raises(PenstockError, match="the worker ended; it wrote:(.|\\n)*no module 'nothere' here"):
+                with pytest.raises(PenstockError, match="the worker exited; it wrote:(.|\\n)*no module 'nothere' here"):
                     penstock_server.start_worker("nothere:app")
                 with pytest.raises(PenstockError, match="no module has <App 'hidden'"):
                     penstock_server.start_worker(App("hidden"))
@@ -187,8 +190,9 @@ class TestGuard:
     def test_an_enqueue_that_nothing_allowed_fails_with_the_remedy(self, shop):
         process = run(shop, self.FORGETFUL)
         assert outcomes(process) == {"failed": 1}, process.output
-        assert "penstock.testing.BrokerNotAllowed: test_shop.py::test_signup would use the broker of <App 'shop'" in (
-            process.output
+        assert (
+            "penstock.testing.BrokerNotAllowed: test_shop.py::test_signup would use the real broker of <App 'shop'"
+            in process.output
         )
         for remedy in (
             "penstock_inline", "penstock_capture", "penstock_worker", "penstock_server", "penstock_broker", "a url",
@@ -211,7 +215,7 @@ class TestGuard:
 
             def test_not_marked():
                 # The connection of the test before is still there.
-                with pytest.raises(Exception, match="would use the broker of"):
+                with pytest.raises(Exception, match="would use the real broker of"):
                     shop.sign_up("ada")
 
             @pytest.mark.penstock_broker
@@ -234,7 +238,7 @@ class TestGuard:
                 assert shop.sign_up("ada").done()
 
             def test_after_a_fixture():
-                with pytest.raises(Exception, match="would use the broker of"):
+                with pytest.raises(Exception, match="would use the real broker of"):
                     shop.sign_up("ada")
             """,
         )

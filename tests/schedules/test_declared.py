@@ -105,7 +105,7 @@ def test_bad_schedules_are_one_clear_error_where_they_are_declared() -> None:
     refused("needs exactly one of")
     refused("needs exactly one of", "@daily", every=5)
     refused('overlap is one of "skip", "queue", "cancel_previous", "allow", not "never"', "@daily", overlap="never")
-    refused("must say its time zone", at=datetime(2030, 1, 1))
+    refused("must have a time zone", at=datetime(2030, 1, 1))
     app.periodic("@daily", args=["ada"])(send)
     with pytest.raises(ValueError, match="two schedules are called"):
         app.periodic("@hourly", args=["bob"])(send)

@@ -210,7 +210,7 @@ def test_operators_see_it(shop: Shop) -> None:
     assert "progress   4 of 8 (50 %): step 4\n" in shown
     shown = json.loads(shop.project.penstock("job", "show", job.id, "--json").output)
     assert shown["progress"] == {"done": 4, "total": 8, "message": "step 4"}
-    with pytest.raises(ResultTimeout, match="it has not ended in time"):
+    with pytest.raises(ResultTimeout, match="it did not end in time"):
         list(job.progress_updates(timeout=0.3))
     shop.go()
     job.result(60)

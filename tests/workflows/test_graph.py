@@ -201,7 +201,7 @@ class TestHandle:
             workflow["attic"]
         with pytest.raises(TypeError, match="its steps have no names"):
             (shop.add.s(1, 1) | shop.show.s()).delay()["left"]
-        with pytest.raises(TypeError, match="its result is a graph's, and not a group's"):
+        with pytest.raises(TypeError, match="its result is a graph's, not a group's"):
             workflow.results(shop.patience_s)
 
     def test_the_members_of_a_chain_with_a_graph_at_its_end_are_its_steps(self, shop):
@@ -224,21 +224,21 @@ class TestChecks:
     def test_what_can_t_be_run_is_refused_before_anything_is_sent(self, shop):
         graph = new_graph("nightly")
         graph.add("a", shop.show.s(), needs=["b"])
-        with pytest.raises(ValueError, match=r"step 'a' of graph 'nightly' needs 'b', and there is no step"):
+        with pytest.raises(ValueError, match=r"step 'a' of graph 'nightly' needs 'b', but there is no step"):
             graph.delay()
         graph.add("b", shop.show.s(), needs=["c"])
         graph.add("c", shop.show.s(), needs=["x", "b"])
         graph.add("x", shop.show.s())
         graph.add("z", shop.show.s(), needs=["a"])
-        with pytest.raises(ValueError, match=r"need each other in a circle, .*: ('b' -> 'c' -> 'b'|'c' -> 'b' -> 'c')"):
+        with pytest.raises(ValueError, match=r"form a cycle, .*: ('b' -> 'c' -> 'b'|'c' -> 'b' -> 'c')"):
             graph.delay()
         with pytest.raises(ValueError, match=r"graph 'nightly' has a step 'x' already"):
             graph.add("x", shop.show.s())
         with pytest.raises(ValueError, match="step 'y' needs itself"):
             graph.add("y", shop.show.s(), needs=["x", "y"])
-        with pytest.raises(ValueError, match="needs 'x' to be 'done'; it can be 'succeeded', 'failed' or 'ended'"):
+        with pytest.raises(ValueError, match="needs 'x' to be 'done'; use 'succeeded', 'failed' or 'ended'"):
             graph.add("y", shop.show.s(), needs={"x": "done"})
-        with pytest.raises(TypeError, match="needs is a list of names"):
+        with pytest.raises(TypeError, match="needs must be a list of names"):
             graph.add("y", shop.show.s(), needs="x")
         with pytest.raises(TypeError, match="add takes steps"):
             graph.add("y", shop.show)
@@ -252,7 +252,7 @@ class TestChecks:
         graph.add("a", shop.add.s(1, 1))
         graph.add("b", shop.add.s(1, 1))
         graph.add("c", shop.add.s(1), needs=["a", "b"])
-        with pytest.raises(TypeError, match=r"the results of the 2 that it needs are the first arguments"):
+        with pytest.raises(TypeError, match=r"the results of the 2 steps that it needs are the first arguments"):
             graph.delay()
 
     def test_a_graph_has_at_most_100_000_steps(self, shop, monkeypatch):
@@ -260,7 +260,7 @@ class TestChecks:
         graph = new_graph()
         graph.add("a", shop.add.s(1, 1))
         graph.add("b", shop.add.s(1, 1))
-        with pytest.raises(ValueError, match=r"may have 2 steps.*a group can be one of them"):
+        with pytest.raises(ValueError, match=r"may have at most 2 steps.*one of them can be a group"):
             graph.add("c", shop.add.s(1, 1))
 
 

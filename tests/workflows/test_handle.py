@@ -29,9 +29,9 @@ class TestTheHandle:
         members.result(shop.patience_s)
         assert [job.result(0) for job in members] == [0, 2, 4, 6]
         assert (len(members), members[1].result(0), members[-1].result(0)) == (4, 2, 6)
-        with pytest.raises(IndexError, match="4 members, and none in place 4"):
+        with pytest.raises(IndexError, match="4 members, so there is none at index 4"):
             members[4]
-        with pytest.raises(TypeError, match=r"by its place or its name, not by 0\.5"):
+        with pytest.raises(TypeError, match=r"by position or by name, not by 0\.5"):
             members[0.5]
         steps = (shop.add.s(1, 2) | group(shop.add.s(1), shop.add.s(2)) | shop.total.s()).delay()
         steps.result(shop.patience_s)
@@ -97,7 +97,7 @@ class TestTheHandle:
 
     def test_what_has_no_list_of_results_says_so(self, shop):
         chain = (shop.add.s(1, 2) | shop.show.s()).delay()
-        with pytest.raises(TypeError, match=r"its result is one value, and not a group's: ask for result\(\)"):
+        with pytest.raises(TypeError, match=r"its result is one value, not a group's: use result\(\)"):
             chain.results(shop.patience_s)
         failed = (shop.fail.s() | group(shop.add.s(1))).delay()
         with pytest.raises(GroupError, match="no paper"):
@@ -118,11 +118,11 @@ class TestTheHandle:
 
     def test_what_nobody_sent_is_no_workflow(self, shop):
         unknown = shop.app.workflow("01a207ab-1773-73f8-b3fa-45ec11000000")
-        with pytest.raises(NoSuchJob, match="knows nothing of it"):
+        with pytest.raises(NoSuchJob, match="does not know it"):
             unknown.state()
-        with pytest.raises(NoSuchJob, match=f"^workflow {unknown.id}: the broker at .* knows nothing of it"):
+        with pytest.raises(NoSuchJob, match=f"^workflow {unknown.id}: the broker at .* does not know it"):
             unknown.result(0)
-        with pytest.raises(NoSuchJob, match="lists no such workflow"):
+        with pytest.raises(NoSuchJob, match="does not list this workflow"):
             len(unknown)
 
     async def test_members_of_a_workflow_that_is_found_by_its_id_are_asked_for(self, shop):
@@ -155,7 +155,7 @@ class TestTheHandle:
 
     def test_members_that_were_not_described_are_not_made_up(self, shop):
         sent = chain(shop.add.options(countdown=600).s(1, 1), *(shop.add.s(1) for _ in range(3000))).delay()
-        with pytest.raises(LookupError, match="it has more steps than the broker can list"):
+        with pytest.raises(LookupError, match="it has more steps than the broker lists"):
             list(shop.app.workflow(sent.id))
         sent.cancel()
 
@@ -274,7 +274,7 @@ class TestMiddlewareAndHeaders:
                 return next(calls[::2])
 
         app.use(Half())
-        with capture(app) as calls, pytest.raises(TypeError, match="must pass on the 2 calls of a workflow, and not 1"):
+        with capture(app) as calls, pytest.raises(TypeError, match="must pass on the 2 calls of a workflow, not 1"):
             (app.see.s(1) | app.see.s()).delay()
         assert calls == []
 

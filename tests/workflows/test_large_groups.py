@@ -160,9 +160,9 @@ def test_what_was_sent_is_cancelled_when_the_rest_can_t_be_made(shop):
     with pytest.raises(LookupError, match="no more steps") as raised:
         group_of_all.delay()
     (note,) = raised.value.__notes__
-    assert "jobs of workflow" in note and "had been accepted. It was cancelled, and" in note
+    assert "jobs of workflow" in note and "had been accepted. It was cancelled after" in note
     workflow = shop.app.workflow(note.split()[note.split().index("workflow") + 1])
-    with pytest.raises(penstock.JobCancelled, match="not all of it could be sent"):
+    with pytest.raises(penstock.JobCancelled, match="not all of the workflow could be sent"):
         workflow.result(shop.patience_s)
     assert [line for line in shop.notes() if line.startswith("note")] == []
 
@@ -203,7 +203,7 @@ def test_steps_of_an_iterator_are_sent_once_and_those_of_a_list_again(shop):
     made = group(shop.add.s(i, i) for i in range(2 * LARGE))
     assert "more than 50 in all" in str(made)
     made.delay()
-    with pytest.raises(ValueError, match="was sent already, and the iterator"):
+    with pytest.raises(ValueError, match="was already sent, and its iterator"):
         made.delay()
     kept = group([shop.add.s(i, i) for i in range(2 * LARGE)])
     assert kept.delay() != kept.delay()

@@ -146,9 +146,9 @@ class TestTheStatus:
         assert workflow.id in [each.id for each in found]
 
     def test_what_the_broker_does_not_list_is_no_such_job(self, shop):
-        with pytest.raises(NoSuchJob, match="lists no such workflow"):
+        with pytest.raises(NoSuchJob, match="does not list this workflow"):
             shop.app.workflow("01890000-0000-7000-8000-000000000000").status()
-        with pytest.raises(NoSuchJob, match="without jobs"):
+        with pytest.raises(NoSuchJob, match="has no jobs"):
             group([]).delay().status()
 
     def test_a_wait_ends_with_the_workflow(self, shop):
@@ -156,7 +156,7 @@ class TestTheStatus:
         assert group([]).delay().wait() is JobState.SUCCEEDED
 
     def test_a_wait_ends_with_its_time(self, real):
-        with pytest.raises(ResultTimeout, match="not ended in time"):
+        with pytest.raises(ResultTimeout, match="did not end in time"):
             group(real.add.options(countdown=900).s(1, 1)).delay().wait(0)
         with pytest.raises(ResultTimeout, match="0 of 1 members"):
             asyncio.run(group(real.add.options(countdown=900).s(1, 1)).delay().async_wait(0))

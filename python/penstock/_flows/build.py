@@ -426,7 +426,9 @@ class Plan:
 
     def _check_depth(self, depth: int) -> None:
         if depth >= _DEEPEST:
-            raise ValueError(f"groups are nested more than {_DEEPEST} deep, which no job could read the values of")
+            raise ValueError(
+                f"groups are nested more than {_DEEPEST} levels deep, too deep for a job to read their values"
+            )
 
     def _chain(self, step: Chain[Any], fed: _Fed, wanted: bool, depth: int) -> _Node | None:
         nodes: list[_Node] = []
@@ -483,7 +485,7 @@ class Plan:
     def _link_nothing(self, links: tuple[Link, ...], fed: _Fed, depth: int) -> None:
         """Plan the callbacks of an empty group, which succeeds at once with ``[]``."""
         if fed.waits:
-            raise ValueError("an empty group within a workflow can't have callbacks: it is skipped")
+            raise ValueError("an empty group inside a workflow is skipped, so it can't have callbacks")
         for link in links:
             if link.when == SUCCEEDED and (node := self._node(link.callback, _AFTER_NOTHING, False, depth)) is not None:
                 self._loose.append(node)
@@ -493,8 +495,8 @@ class Plan:
             self._app = app
         elif app is not self._app:
             raise ValueError(
-                f"{self._signatures[0].task.name} belongs to {self._app!r} and {signature.task.name} to {app!r}: a"
-                " workflow has tasks of one app"
+                f"{self._signatures[0].task.name} belongs to {self._app!r} and {signature.task.name} to {app!r}:"
+                " all tasks of a workflow must belong to one app"
             )
 
     def _options_with_result(self, signature: Signature[Any]) -> _core.Options:

@@ -35,10 +35,10 @@ def name_of(step: Partial[Any, Any]) -> str:
 def checked_name(name: object) -> str:
     """Return the user's name for a workflow. Raises ``TypeError`` or ``ValueError``."""
     if not isinstance(name, str):
-        raise TypeError(f"name must be a text, not {name!r}")
+        raise TypeError(f"name must be a string, not {name!r}")
     length = len(name.encode(errors="replace"))
     if not 0 < length <= _LONGEST_NAME:
-        raise ValueError(f"the name of a workflow has from 1 to {_LONGEST_NAME} bytes, and this one has {length}")
+        raise ValueError(f"the name of a workflow must be 1 to {_LONGEST_NAME} bytes long, not {length}")
     return name
 
 

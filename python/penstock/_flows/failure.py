@@ -65,7 +65,7 @@ class Failure:
 
 
 def _job_of(job_id: bytes) -> "Job[object]":
-    raise CannotDecode("a job in an error belongs to an app, which is not known here")
+    raise CannotDecode("the error contains a job whose app is not known here")
 
 
 _CODEC = Codec({}, {}, _job_of)
@@ -90,10 +90,10 @@ def failure_of(job_id: bytes, index: int | None, status: int, body: bytes) -> As
     if status == CANCELLED:
         return Failure(text, index, "penstock.JobCancelled", reason or "it was cancelled")
     if status in (GONE, SUCCEEDED, GATHERED):
-        since = "" if status == GONE else ": it has succeeded since, when somebody retried it"
+        since = "" if status == GONE else ": it was retried since, and succeeded"
         return Failure(text, index, "penstock.JobError", f"it failed, and its error is not kept{since}")
     raise PenstockError(
-        f"job {text} has ended in a way that this client is too old for: install the broker's penstock here"
+        f"job {text} ended in a way that this version of penstock does not know: install the broker's version here"
     )
 
 

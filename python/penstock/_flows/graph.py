@@ -50,7 +50,7 @@ class Graph(Composed[dict[str, Any]]):
         itself, an unknown outcome, and more than 100,000 steps.
         """
         if not is_a(name, str) or not name:
-            raise TypeError(f"a step of a graph has a name, such as 'load', and not {name!r}")
+            raise TypeError(f"the name of a step must be a string such as 'load', not {name!r}")
         step = check_step("add", step)
         if name in self._steps:
             raise ValueError(
@@ -58,11 +58,12 @@ class Graph(Composed[dict[str, Any]]):
             )
         if len(self._steps) == MOST_STEPS:
             raise ValueError(
-                f"a graph may have {MOST_STEPS:,} steps, as it is sent in one transaction; a group can be one of them"
+                f"a graph may have at most {MOST_STEPS:,} steps, because it is sent in one transaction;"
+                " one of them can be a group"
             )
         needed = _checked_needs(name, needs)
         if name in needed:
-            raise ValueError(f"step {name!r} needs itself, and would wait for ever")
+            raise ValueError(f"step {name!r} needs itself, so it would never run")
         self._steps[name] = Named(step, needed)
         return name
 
@@ -142,7 +143,7 @@ def order_of(graph: Graph) -> Order:
     for number, (name, named) in enumerate(graph._steps.items()):
         unknown = next((other for other in named.needs if other not in places), None)
         if unknown is not None:
-            raise ValueError(f"step {name!r} of {graph} needs {unknown!r}, and there is no step of that name")
+            raise ValueError(f"step {name!r} of {graph} needs {unknown!r}, but there is no step of that name")
         needs.append(tuple((places[other], outcome) for other, outcome in named.needs.items()))
         waiting.append(len(named.needs))
         for other in named.needs:
@@ -155,7 +156,7 @@ def order_of(graph: Graph) -> Order:
                 sequence.append(follower)
     if len(sequence) < len(names):
         circle = " -> ".join(repr(names[at]) for at in _circle(needs, waiting))
-        raise ValueError(f"steps of {graph} need each other in a circle, and would wait for ever: {circle}")
+        raise ValueError(f"steps of {graph} form a cycle, so they would never run: {circle}")
     return Order(needs, sequence, _ends(needs, sequence))
 
 
@@ -187,16 +188,14 @@ def _circle(needs: list[tuple[tuple[int, int], ...]], waiting: list[int]) -> lis
 
 def _checked_needs(name: str, needs: Iterable[str] | Mapping[str, Outcome]) -> dict[str, int]:
     if isinstance(needs, str) or not is_a(needs, Iterable):
-        raise TypeError(f"needs is a list of names, such as needs=['extract'], not {needs!r}")
+        raise TypeError(f"needs must be a list of names, such as needs=['extract'], not {needs!r}")
     if not is_a(needs, Mapping):
         needs = dict.fromkeys(needs, "succeeded")
     outcomes: dict[str, int] = {}
     for other, outcome in cast("Mapping[str, str]", needs).items():
         if not is_a(other, str):
-            raise TypeError(f"needs is a list of names, and {other!r} is none")
+            raise TypeError(f"needs must be a list of names, and {other!r} is not a name")
         if outcome not in _OUTCOMES:
-            raise ValueError(
-                f"step {name!r} needs {other!r} to be {outcome!r}; it can be 'succeeded', 'failed' or 'ended'"
-            )
+            raise ValueError(f"step {name!r} needs {other!r} to be {outcome!r}; use 'succeeded', 'failed' or 'ended'")
         outcomes[other] = _OUTCOMES[outcome]
     return outcomes

@@ -29,7 +29,7 @@ _UNDER_WAY = 4
 # Delay before retrying a part that was refused for lack of room: at first, and at most.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
 
-_REASON = "not all of it could be sent"
+_REASON = "not all of the workflow could be sent"
 
 
 def send_all(app: App, plan: Plan) -> Built:
@@ -250,8 +250,8 @@ class _Sending:
     def _in_words(self, began: int | None) -> str:
         sent = f"{self._accepted:,} jobs of workflow {self._plan.id_text} had been accepted"
         if began is None:
-            return f"{sent}. It is cancelled; some of them may have run."
-        return f"{sent}. It was cancelled, and {began:,} of them had begun or ended before."
+            return f"{sent}. It was cancelled, but some of them may have run."
+        return f"{sent}. It was cancelled after {began:,} of them had begun or ended."
 
     def close(self) -> None:
         self.port.close()

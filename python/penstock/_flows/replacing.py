@@ -42,17 +42,15 @@ def replacement(app: App, step: Partial[Any, Any]) -> Replacement:
     """Plan a step that replaces the running job."""
     current = running.get()
     if current is None:
-        raise RuntimeError("app.replace() is for a task that runs as a job: no job runs here")
+        raise RuntimeError("app.replace() works only inside a running job, and no job runs here")
     job_id, _, extras, *_ = current
     plan = Plan(check_step("app.replace()", step), atomic=True, wanted=True)
     if plan.has_jobs and plan.app is not app:
-        raise ValueError(f"app.replace() takes steps of {app!r}, and not of {plan.app!r}")
+        raise ValueError(f"app.replace() takes steps of {app!r}, not of {plan.app!r}")
     _, _, _, headers, _, (_, workflow, _) = extras or NO_EXTRAS
     depth = int(headers.get(DEPTH, "0")) + 1
     if depth > _MOST:
-        raise RuntimeError(
-            f"this job is the {_MOST}th in its place, one after another: does the last of them ever end?"
-        )
+        raise RuntimeError(f"this job was replaced {_MOST} times in a row: does each replacement replace itself again?")
     # A job without a workflow becomes one, under its own id.
     opens = workflow is None and not plan.is_lone
     within = job_id if opens else workflow
@@ -136,7 +134,7 @@ def _check_broker(plan: Plan) -> None:
     current = running.get()
     assert current is not None
     if plan.has_jobs and plan.app.url != current[5].app.url:
-        raise ValueError(f"spawn() takes steps whose broker is the job's own, and not those of {plan.app!r}")
+        raise ValueError(f"spawn() takes steps whose broker is the job's own, not those of {plan.app!r}")
 
 
 def _leaves_of(job_id: bytes) -> Leaving:

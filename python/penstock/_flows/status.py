@@ -138,9 +138,9 @@ class Workflows:
     def __init__(self, app: "App", state: JobState | str | None, name: str | None) -> None:
         if state is not None and state not in _STATES:
             known = ", ".join(map(repr, map(str, _STATES)))
-            raise ValueError(f"workflows have the states {known}, and not {str(state)!r}")
+            raise ValueError(f"the state of workflows must be {known}, not {str(state)!r}")
         if name is not None and not is_a(name, str):
-            raise TypeError(f"the name of workflows is a text, not {name!r}")
+            raise TypeError(f"the name of workflows must be a string, not {name!r}")
         self._app = app
         self._state = None if state is None else str(state)
         self._name = name

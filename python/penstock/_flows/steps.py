@@ -50,8 +50,8 @@ MOST_FAN_IN = 100_000
 SUCCEEDED, FAILED = range(2)
 
 TOO_MANY = (
-    f"a group may have {MOST_MEMBERS:,} members, and this one has more; chunks(task, calls, n) runs n calls in each"
-    " job, and task.map_reduce(items, ...) makes groups of groups"
+    f"a group may have at most {MOST_MEMBERS:,} members, and this one has more; chunks(task, calls, n) runs n calls in"
+    " each job, and task.map_reduce(items, ...) makes groups of groups"
 )
 
 
@@ -274,7 +274,7 @@ class Composed(Step[R_co]):
 
         def __call__(self, *args: Any, **kwargs: Any) -> Never:
             """Raise ``TypeError``: calling a composed step is how Celery sends it."""
-            raise TypeError(f"{_kind(self)} is not called but sent: by .delay(), which returns a Workflow")
+            raise TypeError(f"{_kind(self)} can't be called; send it with .delay(), which returns a Workflow")
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self}>"
@@ -433,7 +433,7 @@ class Later:
             return iter(self._all)
         if self._steps is None:
             raise ValueError(
-                "this group was sent already, and the iterator that made its steps has no others; group(...) of a list"
+                "this group was already sent, and its iterator has no more steps; group(...) of a list"
                 " can be sent again"
             )
         steps, self._steps = self._steps, None
@@ -533,7 +533,7 @@ def chord(header: Any, body: Any = None, /) -> Any:
     ``header``: the group, or an iterable of its steps. Equivalent to ``group(...) | body``.
     """
     if body is None:
-        raise TypeError("chord takes the group and the step after it: chord(header, body.s()), which .delay() sends")
+        raise TypeError("chord takes the group and the step after it: chord(header, body.s()).delay()")
     members: Partial[Any, Any] = cast(Any, header if is_a(header, Group) else group(header))
     return Chord[Any]([members, check_step("chord", body)])
 
@@ -607,12 +607,12 @@ def check_step(where: str, step: Any) -> Partial[Any, Any]:
         return cast("Partial[Any, Any]", step)._as_it_is()
     if hasattr(step, "si") and hasattr(step, "task"):
         name = step.task.name.rpartition(".")[2]
-        raise TypeError(f"{where} takes steps, and {step.task.name} is a task; a call of it is one: {name}.s(...)")
+        raise TypeError(f"{where} takes steps, but {step.task.name} is a task; use a call of it: {name}.s(...)")
     if is_a(step, (list, tuple)) and where != "link_error":
         of_them = "chain(*steps) takes them" if where == "chain" else "group(...) makes one step of them"
-        raise TypeError(f"{where} takes steps, and not a list of them; {of_them}")
+        raise TypeError(f"{where} takes steps, not a list of them; {of_them}")
     if isinstance(step, Job):
-        raise TypeError(f"{where} takes steps, and {step!r} was enqueued already; task.s(...) makes a call for later")
+        raise TypeError(f"{where} takes steps, but {step!r} is already enqueued; task.s(...) makes a call for later")
     raise TypeError(f"{where} takes steps such as task.s(1), a chain or a group, not {step!r}")
 
 
@@ -623,7 +623,7 @@ def _steps_of_chain(step: Partial[Any, Any]) -> tuple[Partial[Any, Any], ...]:
 
 def _checked_errback(errback: Any) -> Partial[Any, Any]:
     if not isinstance(check_step("link_error", errback), Signature):
-        raise TypeError(f"link_error takes one call, such as task.s(), and not {errback}")
+        raise TypeError(f"link_error takes one call, such as task.s(), not {errback}")
     return cast("Partial[Any, Any]", errback)
 
 

@@ -296,13 +296,13 @@ class Workflow(Generic[R_co]):
         """
         app = self._app
         if app is None:
-            raise NoSuchJob("a workflow without jobs has nothing that the broker could list: it has succeeded")
+            raise NoSuchJob("this workflow has no jobs, so the broker does not list it: it has succeeded")
         connection = app._connected()
         found = connection.workflow_status(self._id, app.call_timeout)
         if found is None:
             raise NoSuchJob(
-                f"workflow {self.id}: the broker at {connection.broker} lists no such workflow: it never was, an older"
-                " client has sent it, or it has ended and was forgotten"
+                f"workflow {self.id}: the broker at {connection.broker} does not list this workflow: it never"
+                " existed, an older client sent it, or it has ended and was forgotten"
             )
         drawn, failed = found
         return status_of(drawn, finish(app, failures_of(failed, self._id), app.call_timeout))
@@ -394,7 +394,7 @@ class Workflow(Generic[R_co]):
         if isinstance(index, str):
             return self._named(index)
         if not is_int(index):
-            raise TypeError(f"a member of a workflow is chosen by its place or its name, not by {index!r}")
+            raise TypeError(f"a workflow is indexed by position or by name, not by {index!r}")
         app = self._app
         if app is None:
             raise IndexError("this workflow has no members")
@@ -404,7 +404,7 @@ class Workflow(Generic[R_co]):
         try:
             return Job(app, self._known_members()[index], self._is_sent)
         except IndexError:
-            raise IndexError(f"this workflow has {len(self)} members, and none in place {index}") from None
+            raise IndexError(f"this workflow has {len(self)} members, so there is none at index {index}") from None
 
     def __iter__(self) -> Iterator[Job[Any]]:
         for member in self._known_members():
@@ -435,7 +435,7 @@ class Workflow(Generic[R_co]):
     def _named(self, name: str) -> Job[Any]:
         app = self._app
         if app is None or (self._names is None and not (is_join(self._id) and kind_of(self._id) == NAMED)):
-            raise TypeError(f"workflow {self.id}: its steps have no names; those of a graph have, as its last step")
+            raise TypeError(f"workflow {self.id}: its steps have no names; only those of a graph as its last step do")
         # The members of a chain that ends with a graph are the chain's steps.
         names, ids = self._named_steps(app) if self._names is None else (self._names, self._known_members())
         try:
@@ -465,8 +465,8 @@ class Workflow(Generic[R_co]):
         found = None if root is None else _members_of(root)
         if found is None:
             raise LookupError(
-                f"workflow {self.id}: it has more steps than the broker can list, and they are known where it was sent;"
-                " status() has the first of them"
+                f"workflow {self.id}: it has more steps than the broker lists, so only the program that sent it can"
+                " index them; status() has the first ones"
             )
         return found
 
@@ -507,7 +507,7 @@ class Workflow(Generic[R_co]):
             if kind_of(join) == EMPTY:
                 return join, 0, True
             if kind_of(join) == NAMED:
-                raise TypeError(f"workflow {self.id}: its result is a graph's, and not a group's: ask for result()")
+                raise TypeError(f"workflow {self.id}: its result is a graph's, not a group's: use result()")
             if not wraps(join):
                 return join, count, True
             job_id = member_id(join, 0)
@@ -517,7 +517,7 @@ class Workflow(Generic[R_co]):
                 return self._id, len(self._members), False
             yield from outcome(self._app, job_id, status, body)
         if status == SUCCEEDED:
-            raise TypeError(f"workflow {self.id}: its result is one value, and not a group's: ask for result()")
+            raise TypeError(f"workflow {self.id}: its result is one value, not a group's: use result()")
         if status == GONE:
             raise ResultExpired(f"workflow {self.id}: it has ended, and its result is not kept")
         raise (yield from failure_of(job_id, None, status, body)).exception()
@@ -548,8 +548,8 @@ class Workflow(Generic[R_co]):
             where = "" if only_asks(limit_s) else self._whereabouts(app, ended or set())
             how_far += where and f"{'; ' if how_far else ': '}{where}"
         return ResultTimeout(
-            f"workflow {self.id}: it has not ended in time, and was not cancelled{how_far}. Its result can be asked for"
-            " again"
+            f"workflow {self.id}: it did not end in time, and was not cancelled{how_far}. Ask for its result again to"
+            " keep waiting"
         )
 
     async def _alate(self, limit_s: float | None) -> ResultTimeout:
@@ -607,7 +607,7 @@ class Workflow(Generic[R_co]):
     def _unknown(self, app: "App") -> NoSuchJob:
         broker = app._connected().broker
         return NoSuchJob(
-            f"workflow {self.id}: the broker at {broker} knows nothing of it: it never was, or it has ended and its"
+            f"workflow {self.id}: the broker at {broker} does not know it: it never existed, or it has ended and its"
             " result is not kept"
         )
 

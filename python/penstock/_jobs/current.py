@@ -91,7 +91,7 @@ class CurrentJob:
 
     def _check_runs(self) -> None:
         if running_job_id() is None or current_job() != self:
-            raise RuntimeError("a job can spawn steps while it runs, and where it runs")
+            raise RuntimeError("a job can spawn steps only while it runs, from its own process")
 
 
 Extras: TypeAlias = tuple[
@@ -142,7 +142,7 @@ class Replacement(BaseException):
     """
 
     def __init__(self, job_id: bytes, steps: bytes | None) -> None:
-        super().__init__("another step takes the place of this job: return it from the task")
+        super().__init__("another step replaces this job: return it from the task")
         self.job_id = job_id
         self.steps = steps
 

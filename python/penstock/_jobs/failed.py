@@ -114,7 +114,7 @@ class FailedJobs:
         )
         self._newest_first = newest_first
         if self._id is not None and any(part is not None for part in self._filter):
-            raise ValueError("a job's id says which job is meant: give no other condition beside it")
+            raise ValueError("an id selects one job: give no other condition with it")
 
     def __iter__(self) -> Iterator[FailedJob]:
         after: int | None = 0
@@ -183,7 +183,9 @@ class FailedJobs:
         while True:
             status = connection.operation(operation, timeout_s)
             if status is None:
-                raise PenstockError("the broker no longer says how far the order has come: it is decided, and goes on")
+                raise PenstockError(
+                    "the broker no longer reports the order's progress; the order was accepted, and continues"
+                )
             done, _, is_over = status
             if is_over:
                 return done
@@ -229,5 +231,5 @@ def _moment(since: datetime | Seconds) -> int:
     if not isinstance(since, datetime):
         return time.time_ns() // 1_000_000 - duration_ms("since", since)
     if since.tzinfo is None:
-        raise ValueError("since has no time zone; use datetime.now(UTC) or similar")
+        raise ValueError("since must have a time zone: datetime.now(timezone.utc) instead of datetime.now()")
     return int(since.timestamp() * 1000)

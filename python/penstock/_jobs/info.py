@@ -35,7 +35,7 @@ class JobState(enum.StrEnum):
     ENDED = "ended"
     """Ended, and its result is not kept: ``store_result=False``, past its ``result_ttl``, or evicted."""
     UNKNOWN = "unknown"
-    """Unknown to the broker: no such job was ever enqueued, or it has ended and nothing of it is kept."""
+    """Unknown to the broker: no such job was ever enqueued, or it has ended and was forgotten."""
 
 
 @public

@@ -374,10 +374,10 @@ class Job(Generic[R_co]):
         try:
             where = connection.whereabouts(self._id, self._broker(), self._app.call_timeout)
         except PenstockError as error:
-            where = f"where it is, its broker does not say ({error})"
+            where = f"its broker does not say where it is ({error})"
         return ResultTimeout(
-            f"job {self.id}: it has not ended in time, and was not cancelled: {where}."
-            " Its result can be asked for again"
+            f"job {self.id}: it did not end in time, and was not cancelled: {where}."
+            " Ask for its result again to keep waiting"
         )
 
     def _expired(self) -> PenstockError:
@@ -390,7 +390,7 @@ class Job(Generic[R_co]):
 
     def _unknown(self) -> NoSuchJob:
         return NoSuchJob(
-            f"job {self.id}: the broker at {self._broker()} knows nothing of it: it never was, or it has ended and its"
+            f"job {self.id}: the broker at {self._broker()} does not know it: it never existed, or it has ended and its"
             " result is not kept"
         )
 
@@ -448,7 +448,7 @@ class Job(Generic[R_co]):
             return cast(R_co, self._app._codec_of(success.task).decode(success.result))
         except CannotDecode as error:
             known = success.task in self._app.tasks
-            advice = "this version of it is another one" if known else "import the module that defines it"
+            advice = "this process has another version of the task" if known else "import the module that defines it"
             raise CannotDecode(
                 f"job {self.id}: the result of {success.task} can't be read here: {error}; {advice}. The job succeeded,"
                 " and its result is kept"
@@ -593,9 +593,11 @@ def _unpickled(name: str, url: str, job_id: bytes, accepted: bool) -> Job[Any]:
 
 def check_cancel(reason: str, running: str) -> None:
     if not is_a(reason, str):
-        raise TypeError(f"the reason of a cancellation must be a text, not {reason!r}")
+        raise TypeError(f"the reason of a cancellation must be a string, not {reason!r}")
     if len(reason.encode(errors="replace")) > _LONGEST_REASON:
-        raise ValueError(f"the reason of a cancellation may take {_LONGEST_REASON} bytes, not {len(reason.encode())}")
+        raise ValueError(
+            f"the reason of a cancellation may have at most {_LONGEST_REASON} bytes, not {len(reason.encode())}"
+        )
     if running not in ("ask", "kill", "leave"):
         raise ValueError(f'running must be "ask", "kill" or "leave", not {running!r}')
 
@@ -613,20 +615,20 @@ def _end_state(status: int) -> JobState:
     if state is not None:
         return state
     raise PenstockError(
-        "the job has ended in a way that this client is too old for: install the broker's penstock here"
+        "the job ended in a way that this version of penstock does not know: install the broker's version here"
     )
 
 
 def job_id_of(text: str) -> bytes:
     if not is_a(text, str):
-        raise TypeError(f"a job id is a text, as Job.id gives it, not {text!r}")
+        raise TypeError(f"a job id must be a string such as Job.id, not {text!r}")
     digits = text.replace("-", "")
     try:
         job_id = bytes.fromhex(digits)
     except ValueError:
         job_id = b""
     if len(digits) != 32 or len(job_id) != 16:
-        raise ValueError(f"a job id is 32 hexadecimal digits, with or without hyphens, not {text!r}")
+        raise ValueError(f"a job id must have 32 hexadecimal digits, with or without hyphens, not {text!r}")
     return job_id
 
 

@@ -216,7 +216,7 @@ _GONE = (-1, b"")
 
 def _listed(jobs: Iterable[Job[R]]) -> list[Job[R]]:
     if not is_a(jobs, Iterable):
-        raise TypeError(f"jobs are given in a list or another iterable, not as {jobs!r}")
+        raise TypeError(f"jobs must be a list or another iterable, not {jobs!r}")
     return list(jobs)
 
 
@@ -250,8 +250,8 @@ def _connection_of(jobs: list[Job[R]]) -> "Connection":
     for job in jobs:
         if not is_a(job, Job):
             whole = hasattr(job, "as_completed")
-            hint = "; a workflow is waited for by its own methods, and list(workflow) has its jobs" if whole else ""
-            raise TypeError(f"jobs are what delay() of a task and app.job() return, not {job!r}{hint}")
+            hint = "; wait for a workflow by its own methods, or pass list(workflow), its jobs" if whole else ""
+            raise TypeError(f"jobs must be handles that delay() or app.job() returned, not {job!r}{hint}")
     connection = jobs[0]._app._connected()
     for job in jobs:
         if job._app is not jobs[0]._app and job._app._connected() != connection:

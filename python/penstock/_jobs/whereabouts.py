@@ -27,7 +27,7 @@ def whereabouts(connection: Connection, job_id: bytes, url: str, call_timeout_s:
     timeout_s = min(_ASKED_FOR_S, call_timeout_s)
     held: dict[str, Any] | None = connection.message_info(job_id, timeout_s)
     if held is None:
-        return "it has ended meanwhile"
+        return "it has just ended"
     consumers = connection.consumers(held["queue"], timeout_s) if held["state"] == "ready" else 0
     return _in_words(held, consumers, url)
 
@@ -63,10 +63,10 @@ def whereabouts_of_one(
 def _in_words(held: dict[str, Any], consumers: int, url: str) -> str:
     state, queue = held["state"], held["queue"]
     if state == "ready":
-        waits = f'for {_since(held["enqueued_at_ms"])} it has waited in queue "{queue}" of {url}'
+        waits = f'it has waited for {_since(held["enqueued_at_ms"])} in queue "{queue}" of {url}'
         if not consumers:
             if url.startswith("memory:"):
-                return f"{waits}, which lives in this process alone: run its jobs with penstock.testing.worker(app)"
+                return f"{waits}, which exists only in this process: run its jobs with penstock.testing.worker(app)"
             return f"{waits}, which no worker serves; start one with: penstock worker MODULE:APP -Q {queue}"
         if held["task_unknown"]:
             who = (

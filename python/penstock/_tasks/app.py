@@ -102,9 +102,9 @@ class App:
         version: int | str | None = None,
     ) -> None:
         if not is_a(name, str) or not name:
-            raise TypeError(f"an app's name must be a text, not {name!r}")
+            raise TypeError(f"an app's name must be a string, not {name!r}")
         if url is not None and not is_a(url, str):
-            raise TypeError(f"url must be a text such as 'local:.penstock', not {url!r}")
+            raise TypeError(f"url must be a string such as 'local:.penstock', not {url!r}")
         self.include: tuple[str, ...] = () if isinstance(include, str) else (*include,)
         if isinstance(include, str) or not all(is_a(module, str) and module for module in self.include):
             raise TypeError(f"include must be a list of names of modules, such as ['shop.mail'], not {include!r}")
@@ -115,7 +115,7 @@ class App:
             raise ValueError(f"max_payload_bytes must be an integer of at least 1, not {max_payload_bytes!r}")
         is_text = is_a(version, str) and version != ""
         if version is not None and not is_text and not (isinstance(version, int) and is_int(version) and version >= 0):
-            raise TypeError(f"version must be a number of at least 0, or a text that sorts, not {version!r}")
+            raise TypeError(f"version must be a number of at least 0 or a sortable string, not {version!r}")
         if not is_a(tz, str) or not tz:
             raise TypeError(f"tz must be the name of a time zone, such as 'Europe/Paris', not {tz!r}")
         self.name = name
@@ -426,7 +426,7 @@ class App:
         for a type that is serializable without a codec.
         """
         if is_built_in(type):
-            raise ValueError(f"{shown_name(type)} travels already, and always in the same way")
+            raise ValueError(f"{shown_name(type)} is serializable already, with a fixed encoding")
         self._custom_types[full_name(type)] = CustomType(type, encode, decode)
 
     def on_worker_start(self, function: F) -> F:
@@ -539,7 +539,7 @@ class App:
                 raise TypeError(_LINKED.format(signature))
             other = signature.task.app
             if other is not self and other.url != self.url:
-                raise ValueError(f"{signature.task.name} belongs to {other!r}, whose broker is another one")
+                raise ValueError(f"{signature.task.name} belongs to {other!r}, which uses another broker")
         return signatures
 
     def _send(self, calls: Sequence[Call]) -> list[Job[Any]]:
@@ -656,7 +656,7 @@ class App:
         if other is not None and not may_replace(task.function, other.function):
             raise ValueError(
                 f"two tasks are called {task.name!r}: {place_of(other.function)} and {place_of(task.function)};"
-                " give one another name with @app.task(name=...)"
+                " rename one of them with @app.task(name=...)"
             )
         self.tasks[task.name] = task
         return task
@@ -665,11 +665,11 @@ class App:
 answer_habits(App)
 
 
-_NO_SIGNATURE = "app.enqueue takes calls that are not made yet, such as send.s(1), not {!r}"
+_NO_SIGNATURE = "app.enqueue takes calls that are not enqueued yet, such as send.s(1), not {!r}"
 
 
-_COMPOSED = "app.enqueue takes single calls, and {!r} is a workflow: send it by its delay()"
-_LINKED = "app.enqueue takes calls without callbacks, and {!r} has some: send it by its delay()"
+_COMPOSED = "app.enqueue takes single calls, but {!r} is a workflow: send it with its delay()"
+_LINKED = "app.enqueue takes calls without callbacks, but {!r} has some: send it with its delay()"
 
 
 _Jobs: TypeAlias = "Sequence[tuple[_core.Options, bytes]]"
@@ -678,7 +678,7 @@ _Jobs: TypeAlias = "Sequence[tuple[_core.Options, bytes]]"
 def _prepared(plan: Plan, calls: Sequence[Call]) -> list[tuple[Any, bytes]]:
     if len(calls) != len(plan):
         raise TypeError(
-            f"middleware must pass on the {len(plan)} calls of a workflow, and not {len(calls)}: their places say"
+            f"middleware must pass on the {len(plan)} calls of a workflow, not {len(calls)}: their positions define"
             " what depends on what"
         )
     return [call._prepared() for call in calls]
@@ -686,7 +686,7 @@ def _prepared(plan: Plan, calls: Sequence[Call]) -> list[tuple[Any, bytes]]:
 
 def _one_sent(sent: list[Built]) -> Built:
     if len(sent) != 1:
-        raise TypeError(f"middleware must call next(calls) once for a workflow, and not {len(sent)} times")
+        raise TypeError(f"middleware must call next(calls) once for a workflow, not {len(sent)} times")
     return sent[0]
 
 

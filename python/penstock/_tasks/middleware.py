@@ -129,7 +129,7 @@ class Layers:
         for layer in self._layers:
             if _has(layer, twin) and not _has(layer, name):
                 kind = type(layer).__qualname__
-                raise TypeError(f"the middleware {kind} has {twin}() but no {name}(): {what} would go around it")
+                raise TypeError(f"the middleware {kind} has {twin}() but no {name}(): {what} would bypass it")
 
 
 def _has(layer: Middleware, name: str) -> bool:

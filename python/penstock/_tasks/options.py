@@ -153,9 +153,7 @@ class Options:
         """Check all options and freeze them. Raises ``ValueError`` or ``TypeError``, naming the option."""
         queue = self.queue
         if not is_a(queue, str) or not queue or queue != queue.strip() or not queue.isprintable():
-            raise ValueError(
-                f"queue must be a name, not {queue!r}; it has no control characters and no spaces around it"
-            )
+            raise ValueError(f"queue must be a name without control characters or surrounding spaces, not {queue!r}")
         if not is_int(self.priority) or not 0 <= self.priority <= 9:
             raise ValueError(f"priority must be an integer from 0 to 9, not {self.priority!r}")
         if self.countdown is not None and self.eta is not None:
@@ -212,39 +210,39 @@ _RESERVED = {
 
 # Option names of other task queues, with their equivalents here.
 _HABITS = {
-    "acks_late": "it is always so: a job whose worker process dies runs again, unless on_crash='fail'",
-    "at": "it is eta",
-    "backoff_cap": "it is max_backoff",
-    "bind": "current_job() tells a task about its job, and raise Retry(...) asks for another attempt",
-    "cron": 'a schedule has it: @app.periodic("30 2 * * *") above @app.task(...)',
-    "crontab": 'a schedule has it: @app.periodic("30 2 * * *") above @app.task(...)',
-    "default_retry_delay": "it is backoff, or a list of delays as retries",
-    "delay": "it is countdown",
-    "every": "a schedule has it: @app.periodic(every=...) above @app.task(...)",
-    "exchange": "it is queue: a job goes to the queue that it names",
-    "failure_ttl": "failed jobs are kept for 30 days, whatever task they are of",
-    "job_id": "delay() makes the id, and returns the job that has it",
-    "job_timeout": "it is timeout",
-    "link": "it is a method of a call: task.s(...).link(other.s())",
-    "link_error": "it is a method of a call: task.s(...).link_error(other.s())",
-    "max_age": "it is expires",
-    "max_concurrency": "it will be max_running; limits on running jobs are not offered yet",
-    "max_deliveries": "it is max_crashes",
-    "min_backoff": "it is backoff",
-    "on_failure": "it is a method of a call: task.s(...).link_error(other.s())",
-    "on_success": "it is a method of a call: task.s(...).link(other.s())",
-    "periodic": "it is @app.periodic(...) above @app.task(...)",
-    "rate": "it will be rate_limit; rate limits are not offered yet",
-    "retry_backoff_max": "it is max_backoff",
-    "routing_key": "it is queue: a job goes to the queue that it names",
-    "schedule": "it is @app.periodic(...) above @app.task(...)",
-    "slot": "the task says it for all of its jobs: @app.task(slot=...)",
-    "serializer": "there is one encoding, and app.codec(...) for types of your own",
-    "soft_time_limit": "it is soft_timeout",
-    "task_id": "delay() makes the id, and returns the job that has it",
-    "throws": "no_retry_on names errors that are not worth another attempt",
-    "time_limit": "it is timeout",
-    "ttl": "it is expires for a job that waits, and result_ttl for its result",
+    "acks_late": "always on: a job whose worker process dies runs again, unless on_crash='fail'",
+    "at": "use eta",
+    "backoff_cap": "use max_backoff",
+    "bind": "current_job() describes the running job, and raise Retry(...) asks for another attempt",
+    "cron": 'use a schedule: @app.periodic("30 2 * * *") above @app.task(...)',
+    "crontab": 'use a schedule: @app.periodic("30 2 * * *") above @app.task(...)',
+    "default_retry_delay": "use backoff, or a list of delays as retries",
+    "delay": "use countdown",
+    "every": "use a schedule: @app.periodic(every=...) above @app.task(...)",
+    "exchange": "use queue, the name of the job's queue",
+    "failure_ttl": "failed jobs of all tasks are kept for 30 days",
+    "job_id": "delay() creates the id, and returns the job with it",
+    "job_timeout": "use timeout",
+    "link": "use the method of a call: task.s(...).link(other.s())",
+    "link_error": "use the method of a call: task.s(...).link_error(other.s())",
+    "max_age": "use expires",
+    "max_concurrency": "limits on running jobs are not offered yet; the option will be max_running",
+    "max_deliveries": "use max_crashes",
+    "min_backoff": "use backoff",
+    "on_failure": "use the method of a call: task.s(...).link_error(other.s())",
+    "on_success": "use the method of a call: task.s(...).link(other.s())",
+    "periodic": "use @app.periodic(...) above @app.task(...)",
+    "rate": "rate limits are not offered yet; the option will be rate_limit",
+    "retry_backoff_max": "use max_backoff",
+    "routing_key": "use queue, the name of the job's queue",
+    "schedule": "use @app.periodic(...) above @app.task(...)",
+    "slot": "set it on the task, for all of its jobs: @app.task(slot=...)",
+    "serializer": "there is a single encoding; use app.codec(...) for your own types",
+    "soft_time_limit": "use soft_timeout",
+    "task_id": "delay() creates the id, and returns the job with it",
+    "throws": "use no_retry_on, for errors after which not to retry",
+    "time_limit": "use timeout",
+    "ttl": "use expires for waiting jobs, and result_ttl for results",
 }
 
 
@@ -259,7 +257,7 @@ def refuse_unknown(given: Iterable[str], known: Iterable[str], where: str) -> No
         if name not in known:
             hint = _HABITS.get(name)
             if hint is None and name in _OF_TASKS:
-                hint = f"the task says it for all of its jobs: @app.task({name}=...)"
+                hint = f"set it on the task, for all of its jobs: @app.task({name}=...)"
             if hint is None:
                 # Imported here because few programs need it.
                 import difflib
@@ -276,7 +274,7 @@ def _limit_ms(name: str, value: Any) -> int | None:
     is_negative = (is_number(value) and value < 0) or (is_a(value, timedelta) and value < timedelta(0))
     limit_ms = 0 if is_negative else duration_ms(name, value)
     if limit_ms == 0:
-        raise ValueError(f"{name} must be at least a millisecond, not {value!r}; for no limit give None")
+        raise ValueError(f"{name} must be at least a millisecond, not {value!r}; use None for no limit")
     return limit_ms
 
 
@@ -286,11 +284,11 @@ _HEADERS_BYTES = 4096
 def checked_headers(headers: Any) -> Mapping[str, str]:
     """Return a copy of the headers. Raises ``TypeError`` or ``ValueError``."""
     if not is_a(headers, Mapping):
-        raise TypeError(f"headers must be a dictionary of texts, not {headers!r}")
+        raise TypeError(f"headers must be a dictionary of strings, not {headers!r}")
     size = 0
     for name, value in headers.items():
         if not isinstance(name, str) or not isinstance(value, str):
-            raise TypeError(f"headers must be texts, not {name!r}: {value!r}")
+            raise TypeError(f"headers must be strings, not {name!r}: {value!r}")
         if not name or name.startswith("penstock."):
             raise ValueError(f"a header can't be called {name!r}: names that begin with 'penstock.' are reserved")
         try:

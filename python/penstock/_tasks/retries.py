@@ -25,7 +25,7 @@ def checked_retries(value: Any) -> int | tuple[int, ...]:
         return int(value)
     if is_a(value, (list, tuple)):
         if len(value) > _MOST_DELAYS:
-            raise ValueError(f"retries has {len(value)} delays, and {_MOST_DELAYS} are the most")
+            raise ValueError(f"retries has {len(value)} delays, but {_MOST_DELAYS} are the most")
         return tuple(duration_ms("a delay of retries", delay) for delay in value)
     raise ValueError(f"retries must be an integer from 0, None for no limit, or a list of delays, not {value!r}")
 
@@ -42,7 +42,7 @@ class Retry(Exception):
     def __init__(self, reason: str = "", *, countdown: Seconds | None = None) -> None:
         if not is_a(reason, str):
             raise TypeError(
-                f"the reason of a Retry must be a text, not {reason!r}; for a delay write Retry(countdown=...)"
+                f"the reason of a Retry must be a string, not {reason!r}; for a delay write Retry(countdown=...)"
             )
         super().__init__(reason)
         self.countdown_ms: int | None = None if countdown is None else duration_ms("countdown", countdown)

@@ -61,7 +61,7 @@ def timing_of(
     """Check the times of a schedule. Raises ``TypeError`` or ``ValueError``."""
     for what, text in (("the line of cron", cron), ("tz", tz)):
         if text is not None and not is_a(text, str):
-            raise TypeError(f"{what} must be a text, not {text!r}")
+            raise TypeError(f"{what} must be a string, not {text!r}")
     return _core.Timing(
         cron=cron,
         every_ms=None if every is None else duration_ms("every", every),
@@ -83,17 +83,17 @@ def declaring(
         if not is_a(task, AnyTask):
             raise TypeError(f"@app.periodic(...) goes above @app.task(...): it takes a task, not {task!r}")
         if task.app is not app:
-            raise ValueError(f"{task.name} belongs to {task.app!r}: its own app schedules it")
+            raise ValueError(f"{task.name} belongs to {task.app!r}: schedule it with that app")
         given = task.name if name is None else name
         other = app._periodic.get(given)
         is_reloaded = other is not None and other.task is not task and may_replace(task.function, other.task.function)
         if other is not None and not is_reloaded:
-            raise ValueError(f"two schedules are called {given!r}: give one another name, @app.periodic(name=...)")
+            raise ValueError(f"two schedules are called {given!r}: rename one of them with @app.periodic(name=...)")
         app._periodic[given] = Periodic(given, task, (*args,), dict(kwargs or {}), timing)
         return task
 
     if name is not None and (not is_a(name, str) or not name):
-        raise TypeError(f"the name of a schedule must be a text, not {name!r}")
+        raise TypeError(f"the name of a schedule must be a string, not {name!r}")
     return declare
 
 
@@ -196,7 +196,7 @@ class Schedules:
         if not is_a(call, Signature) or call.task.app is not self._app:
             raise TypeError(f"schedules.set takes a call of a task of this app, such as send.s(1), not {call!r}")
         if call._links:
-            raise TypeError(f"{call!r} has callbacks, and a schedule makes single calls")
+            raise TypeError(f"{call!r} has callbacks, but a schedule enqueues single calls")
         timing = timing_of(self._app, cron, every, at, tz, jitter, overlap, catchup, window)
         options, body = call._prepare()
         self._order(name, "set", (timing, options, body))
@@ -279,7 +279,7 @@ class Schedules:
         self, name: str, order: str, call: tuple[_core.Timing, _core.Options, bytes] | None = None
     ) -> bytes | None:
         if not is_a(name, str) or not name:
-            raise TypeError(f"the name of a schedule must be a text, not {name!r}")
+            raise TypeError(f"the name of a schedule must be a string, not {name!r}")
         app = self._app
         return app._connected().order_schedule(app.name, name, order, call, app.call_timeout)
 

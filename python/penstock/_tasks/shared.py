@@ -38,7 +38,7 @@ class RemoteTask(AnyTask[..., Any]):
 
     def __init__(self, app: App, name: str) -> None:
         if not is_a(name, str) or not name:
-            raise TypeError(f"a task is named by a text such as 'shop.mail.post', not {name!r}")
+            raise TypeError(f"the name of a task must be a string such as 'shop.mail.post', not {name!r}")
         super().__init__(app, _elsewhere, {"name": name})
 
     @functools.cached_property
@@ -78,8 +78,8 @@ class _Shared(AnyTask[P, R]):
             raise RuntimeError(f"the shared task {self.name} has no app yet: call {add} first")
         apps = ", ".join(repr(app.name) for app in self._bound)
         raise RuntimeError(
-            f"the shared task {self.name} was added to several apps ({apps}): use what {add} of the one that you mean"
-            " returned"
+            f"the shared task {self.name} was added to several apps ({apps}): use the task that {add} returned for"
+            " the app that you mean"
         )
 
     @property

@@ -196,8 +196,8 @@ class Sender(Generic[P, R]):
         """Return the options of a call that is a step of a workflow. Raises ``TypeError`` for a unique task."""
         if self._rule is not None:
             raise TypeError(
-                f"{self.task.name} is unique or debounced, and a step of a workflow can't be: what waits for it would"
-                " wait for another job. Send it by itself, or give the step .options(unique=None, debounce=None)"
+                f"{self.task.name} is unique or debounced, and a step of a workflow can't be: later steps would wait"
+                " for another call's job. Send it on its own, or give the step .options(unique=None, debounce=None)"
             )
         return self._core_options
 
@@ -307,7 +307,7 @@ class AnyTask(Sender[P, R]):
         """Check of the arguments, built at first use, when every name in annotations has been imported."""
         if self.name.startswith(("__main__.", "<")):
             logger.warning(
-                "%s is defined where no worker can import it (at a prompt, by -c or from a pipe); put it into a module",
+                "%s is defined where no worker can import it (at a prompt, with -c or in a pipe); move it to a module",
                 self.name,
             )
         try:
@@ -347,8 +347,8 @@ class AnyTask(Sender[P, R]):
 
     def _too_large(self, length: int) -> PayloadTooLarge:
         return PayloadTooLarge(
-            f"{self.name}(): the arguments take {length:,} bytes, and {self.app.max_payload_bytes:,}"
-            " are allowed; store large data elsewhere and pass its place, or raise App(max_payload_bytes=...)"
+            f"{self.name}(): the arguments take {length:,} bytes, but {self.app.max_payload_bytes:,}"
+            " are allowed; store large data elsewhere and pass a reference, or raise App(max_payload_bytes=...)"
         )
 
     def __repr__(self) -> str:
@@ -430,9 +430,9 @@ def name_of(function: Callable[..., Any]) -> str:
 def refuse_unsuitable(function: object) -> None:
     """Raise ``TypeError`` at the decorator for a function that could only fail later."""
     if isinstance(function, (classmethod, type)) or not callable(function) or not hasattr(function, "__qualname__"):
-        raise TypeError(f"a task is a function, not {function!r}")
+        raise TypeError(f"a task must be a function, not {function!r}")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise TypeError(f"{function.__qualname__}() yields; a task returns its result")
+        raise TypeError(f"{function.__qualname__}() is a generator; a task must return its result")
     outer = function.__qualname__.rpartition(".")[0]
     # Not inspect.signature, which evaluates annotations: their names may be imported later in the module.
     code = getattr(inspect.unwrap(function), "__code__", None)
@@ -514,9 +514,12 @@ def _check_slot(slot: object) -> None:
 def _misfit(function: Callable[..., Any], slot: Slot) -> str | None:
     name = getattr(function, "__qualname__", "this")
     if slot == "thread" and is_async(function):
-        return f'{name}() is an async def, for which slot is "async", "process" or "isolated", not "thread"'
+        return f'{name}() is an async def, so its slot must be "async", "process" or "isolated", not "thread"'
     if slot == "async" and not is_async(function):
-        return f'{name}() is no async def and would block the loop: its slot is "thread" or "process", not "async"'
+        return (
+            f'{name}() is not an async def and would block the loop, so its slot must be "thread" or "process",'
+            ' not "async"'
+        )
     return None
 
 

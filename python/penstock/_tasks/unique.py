@@ -90,7 +90,7 @@ class Rule:
         parameters = _parameters(task.function)
         if task.is_remote:
             raise ValueError(
-                f"{task.name} is known by its name only, and not its parameters: make it unique by a function of the"
+                f"{task.name} is known only by name, without its parameters: make it unique by a function of the"
                 " arguments, or give an idempotency_key"
             )
         unknown = [name for name in self._by if name not in parameters] if self._by != "args" else []
@@ -195,7 +195,7 @@ def rule_of(unique: Any, idempotency_key: Any, debounce: Any, *, is_delayed: boo
     if not named:
         return None
     if len(named) > 1:
-        raise ValueError(f"give {' or '.join(named)}, not both: a call has one key. None takes the task's own away")
+        raise ValueError(f"give {' or '.join(named)}, not both: a call has one key. None removes the task's own")
     if debounce is not None:
         if is_delayed:
             raise ValueError("give debounce, or countdown or eta, not both: debounce delays the job itself")
@@ -216,7 +216,7 @@ def _unique(unique: Unique) -> Rule:
     if is_a(until, timedelta):
         ms = _positive_ms("unique", until)
         if conflict == "replace":
-            raise ValueError('on_conflict="replace" goes with until="waiting" or "done", not with a time')
+            raise ValueError('on_conflict="replace" needs until="waiting" or "done", not a time')
         return Rule(by, "time", ms=ms, conflict=conflict)
     if until not in ("waiting", "done"):
         raise ValueError(f'unique must be "waiting", "done", a timedelta or Unique(...), not {until!r}')
@@ -225,10 +225,10 @@ def _unique(unique: Unique) -> Rule:
 
 def _idempotent(key: Any) -> Rule:
     if not is_a(key, str) or not key:
-        raise TypeError(f"idempotency_key must be a text, not {key!r}")
+        raise TypeError(f"idempotency_key must be a string, not {key!r}")
     encoded = key.encode(errors="surrogatepass")
     if len(encoded) > _LONGEST_KEY:
-        raise ValueError(f"idempotency_key may take {_LONGEST_KEY} bytes, not {len(encoded)}")
+        raise ValueError(f"idempotency_key may have at most {_LONGEST_KEY} bytes, not {len(encoded)}")
     return Rule(None, "time", ms=_DAY_MS, key=encoded)
 
 
@@ -241,7 +241,7 @@ def _debounced(debounce: Debounce) -> Rule:
         raise ValueError(f"max_wait must be at least wait: they are {debounce.max_wait!r} and {debounce.wait!r}")
     by: Any = debounce.by
     if by == "args":
-        raise ValueError("debounce by all arguments would never have the last of several: name some of the parameters")
+        raise ValueError("debounce by all arguments would merge only identical calls: name some of the parameters")
     return Rule(_checked_by(by), "start", conflict="replace", wait=(wait_ms, max_wait_ms))
 
 

@@ -72,11 +72,11 @@ class Arguments:
         try:
             bind(*[_FROM_ELSEWHERE] * count, *args, **kwargs)
         except TypeError as error:
-            those = "the result of that is the first argument"
+            those = "its result is the first argument"
             if count > 1:
-                those = f"the results of the {count} that it needs are the first arguments"
+                those = f"the results of the {count} steps that it needs are the first arguments"
             raise TypeError(
-                f"{error}. After another step of a workflow {those}; a call made by .si(...) does without"
+                f"{error}. After another step of a workflow {those}; a call made by .si(...) does not get it"
             ) from None
         return self._encode_bound(args, kwargs)
 
@@ -213,8 +213,8 @@ class Arguments:
         result = self._encode_result(value)
         if len(result) > limit_bytes:
             raise PayloadTooLarge(
-                f"{self._task}(): the result takes {len(result):,} bytes, and {limit_bytes:,} are allowed;"
-                " store large data elsewhere and return its place, or raise App(max_payload_bytes=...)"
+                f"{self._task}(): the result takes {len(result):,} bytes, but {limit_bytes:,} are allowed;"
+                " store large data elsewhere and return a reference, or raise App(max_payload_bytes=...)"
             )
         return _encode((*before, msgspec.Raw(result)))
 

@@ -129,7 +129,7 @@ class Codec:
             if code == _CUSTOM:
                 custom = self._custom.get(name)
                 if custom is None:
-                    raise CannotDecode(f"it holds a {name}, and this app has no codec for it")
+                    raise CannotDecode(f"it holds a {name}, but this app has no codec for it")
                 try:
                     return custom.decode(state)
                 except PenstockError:
@@ -416,9 +416,9 @@ def _advice(value: object) -> str:
     if package == "numpy":
         return f"is {name}: pass value.tolist(), or add a codec with app.codec({kind.__name__}, encode, decode)"
     if kind.__module__ == "penstock" and hasattr(kind, "as_completed"):
-        return f"is {name}: pass its id, of which app.workflow(id) makes it again"
+        return f"is {name}: pass its id, and call app.workflow(id) in the task"
     if kind.__module__ == "penstock" and hasattr(kind, "link_error"):
-        return f"is {name}, which was not sent: pass what it is made of, and make it in the task"
+        return f"is {name}, which was not sent: pass its parts, and compose it in the task"
     if shape_of(kind) is not None:
         return (
             f"is {name}, which the annotations do not name: name {kind.__name__} in the annotation"

@@ -58,7 +58,7 @@ def shapes_in(hints: Iterable[Any], custom: Mapping[str, object]) -> dict[str, S
                 continue
             other = found.setdefault(name, shape)
             if other.type is not hint:
-                raise UnresolvedHint(f"two different classes are called {name}; give one another name")
+                raise UnresolvedHint(f"two different classes are called {name}; rename one of them")
             waiting.extend(_field_hints(name, shape.hints))
     return found
 

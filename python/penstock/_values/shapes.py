@@ -240,7 +240,7 @@ def _same(value: object) -> object:
 
 
 def _missing(cls: type, name: str) -> object:
-    raise ShapeError(f"{full_name(cls)} has got a field {name!r} since; give it a default")
+    raise ShapeError(f"{full_name(cls)} gained the field {name!r} after the job was enqueued; give it a default")
 
 
 def _refuse_unknown(cls: type, state: dict[str, object], names: tuple[str, ...]) -> None:

@@ -501,7 +501,7 @@ class WorkerBench(Bench):
                     break
                 if time.monotonic() >= until:
                     raise TimeoutError(
-                        f"{ready} jobs are ready and {taken} run: the worker has not become idle in time, and goes on"
+                        f"{ready} jobs are ready and {taken} run: the worker did not become idle in time, and continues"
                     )
                 # A job that enqueued a ready one wakes this wait when it ends; other changes are noticed soon.
                 self._settled.wait(0.01)

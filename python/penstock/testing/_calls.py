@@ -138,9 +138,9 @@ class Calls(list[Call]):
         """
         found, wanted = self._find(task, args, kwargs, options)
         if not found or (times is not None and len(found) != times):
-            was = f"was {_times(len(found))}" if found else "was not"
-            how_often = f"and {was}" if times is None else f"{_times(times)}, but {was}"
-            self._fail(f"{wanted} was to be enqueued {how_often}", task)
+            was = f"it was {_times(len(found))}" if found else "it was not"
+            expected = "" if times is None else f" {_times(times)}"
+            self._fail(f"expected {wanted} to be enqueued{expected}, but {was}", task)
         return found[0]
 
     def refute_enqueued(
@@ -155,7 +155,7 @@ class Calls(list[Call]):
         """Raise ``AssertionError`` if ``assert_enqueued`` would find such a call."""
         found, wanted = self._find(task, args, kwargs, options)
         if found:
-            self._fail(f"{wanted} was not to be enqueued and was, {_times(len(found))}", task)
+            self._fail(f"expected {wanted} not to be enqueued, but it was, {_times(len(found))}", task)
 
     def _find(
         self,
@@ -239,7 +239,7 @@ def _equals(call: Call, name: str, expected: Any) -> bool:
         return isinstance(found, float) and round(found * 1000) == duration_ms(name, expected)
     if isinstance(expected, datetime):
         if expected.tzinfo is None:
-            raise ValueError(f"{name} must say its time zone: datetime.now(timezone.utc) instead of datetime.now()")
+            raise ValueError(f"{name} must have a time zone: datetime.now(timezone.utc) instead of datetime.now()")
         # The broker stores times in milliseconds.
         return isinstance(found, datetime) and round(expected.timestamp() * 1000) == round(found.timestamp() * 1000)
     return bool(found == expected)
@@ -259,7 +259,7 @@ def _name_of(task: TaskOrName) -> str:
     if isinstance(task, str):
         return task
     if not is_a(task, Sender):
-        raise TypeError(f"a task, or the name of one, is what was enqueued, not {task!r}")
+        raise TypeError(f"the first argument must be a task or its name, not {task!r}")
     return task.task.name
 
 

@@ -51,7 +51,7 @@ class Clock:
         """
         until_ms, found = epoch_ms("when", when), _in_memory()
         if any(_has_moved(connection) for _, connection in found):
-            raise ValueError("start_at comes before the clock is moved, and before schedules are used")
+            raise ValueError("call start_at before the clock is moved and before schedules are used")
         for _, connection in found:
             left_ms = _left_ms(connection, until_ms, when)
             if hasattr(connection, "bench"):
@@ -90,7 +90,7 @@ def _in_memory() -> Sequence[tuple[App, Connection]]:
                 found.setdefault(connection, (app, connection))
     if not found:
         raise PenstockError(
-            "no app here has a broker in memory, whose clock could be moved: use penstock_inline, penstock_capture or"
+            "no app here has a broker in memory whose clock could be moved: use penstock_inline, penstock_capture or"
             " penstock_worker, or an App with the URL memory:"
         )
     return list(found.values())
@@ -143,7 +143,7 @@ def _now_ms(connection: Connection) -> int:
 def _left_ms(connection: Connection, until_ms: int, when: datetime) -> int:
     now_ms = _now_ms(connection)
     if until_ms < now_ms:
-        raise ValueError(f"the clock shows {_moment(now_ms)}, and is never moved back to {when}")
+        raise ValueError(f"the clock shows {_moment(now_ms)}, and never moves back to {when}")
     return until_ms - now_ms
 
 

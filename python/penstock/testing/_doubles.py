@@ -252,7 +252,7 @@ class _Connection(Connection):
         if self.bench.may_end():
             return super().whereabouts(job_id, url, call_timeout_s)
         held = self._client.message_info(job_id, call_timeout_s)
-        state = "has ended meanwhile" if held is None else f"is {held['state']}"
+        state = "has just ended" if held is None else f"is {held['state']}"
         return f"it {state}, and nothing runs that could end it. {self.bench.why_nothing_runs}"
 
     def whereabouts_of_one(

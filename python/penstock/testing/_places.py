@@ -23,7 +23,7 @@ def connected(apps: Sequence[App], connect: Callable[[App], Connection]) -> Gene
     """
     for app in apps:
         if not is_a(app, App):
-            raise TypeError(f"an App is what jobs are enqueued with, not {app!r}")
+            raise TypeError(f"expected an App, not {app!r}")
     replaced: list[tuple[App, Connection]] = []
 
     def replace(app: App) -> None:

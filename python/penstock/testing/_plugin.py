@@ -32,9 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line(
-        "markers", "penstock_broker: lets apps of the test use the brokers that they would use outside of tests"
-    )
+    config.addinivalue_line("markers", "penstock_broker: lets apps of the test use their real brokers")
     if config.getini("penstock_guard"):
         config.pluginmanager.register(_Guard(), "penstock-guard")
 
@@ -82,8 +80,8 @@ class _Guard:
 
         who = self._test or "code outside of any test, such as a module that is being imported,"
         raise BrokerNotAllowed(
-            f"{who} would use the broker of {app!r}, a real one, and nothing allows that; nothing was sent. Let the"
-            " test have the fixture penstock_inline (jobs run at once), penstock_capture (they are recorded),"
+            f"{who} would use the real broker of {app!r}, and nothing allows that; nothing was sent. Give the"
+            " test the fixture penstock_inline (jobs run at once), penstock_capture (they are recorded),"
             " penstock_worker (they run in threads) or penstock_server (in real processes). Or allow real brokers: mark"
             " it @pytest.mark.penstock_broker, give the App a url, or set penstock_guard = false in pytest's"
             " configuration"

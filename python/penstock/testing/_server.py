@@ -137,7 +137,7 @@ class ServerWorker:
             while not any(_CONNECTED in line for line in self._lines):
                 left_s = None if until is None else until - time.monotonic()
                 if self._has_ended or (left_s is not None and left_s <= 0):
-                    what = "ended" if self._has_ended else f"was not connected after {limit_s:g} s"
+                    what = "exited" if self._has_ended else f"was not connected after {limit_s:g} s"
                     raise PenstockError(f"the worker {what}; it wrote:\n{''.join(self._lines)}")
                 self._news.wait(left_s)
 
@@ -157,5 +157,5 @@ def _place_of(app: App) -> str:
                 if value is app:
                     return f"{module_name}:{name}"
     raise PenstockError(
-        f"no module has {app!r} at its top level, where a worker could import it; give its place as 'module:name'"
+        f"no module has {app!r} at its top level, where a worker could import it; give its location as 'module:name'"
     )
