@@ -1,4 +1,4 @@
-"""Tell other people's servers that something has happened, though they are not always there.
+"""Notify other people's servers of events, although they are not always reachable.
 
 $ penstock worker webhooks:app
 $ python webhooks.py
@@ -24,7 +24,7 @@ class Event:
 
 @app.task(queue="webhooks", retries=8, backoff=0.05, retry_on=OSError, expires=3600)
 def tell(url: str, event: Event) -> int:
-    """Post an event; a server that is away or refuses it is tried again, later and later."""
+    """Post an event. If the server is unreachable or refuses it, the job is retried after growing delays."""
     body = json.dumps({"event": event.name, "at": event.at.isoformat()}).encode()
     with urllib.request.urlopen(urllib.request.Request(url, body), timeout=10) as answer:
         return int(answer.status)

@@ -1,4 +1,4 @@
-"""Count words of many texts at once and add them up: a map-reduce from an asyncio program.
+"""Count the words of many texts at once and add them up: a map-reduce from an asyncio program.
 
 $ penstock worker word_count:app
 $ python word_count.py

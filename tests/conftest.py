@@ -1,4 +1,4 @@
-"""Fixtures that every folder of tests can use."""
+"""Fixtures shared by all folders of tests."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from project import MARK, Project
 
 ROOT = Path(__file__).parent.parent
 
-# The same examples in each run, so that what fails has been broken; `make soak` draws others.
+# Each run uses the same examples, so that a failure means something broke; `make soak` draws others.
 hypothesis.configuration.set_hypothesis_home_dir(ROOT / ".ran" / "hypothesis")
 hypothesis.settings.register_profile("fixed", derandomize=True, database=None)
 hypothesis.settings.register_profile("drawn", database=None, max_examples=2_000)
 hypothesis.settings.load_profile("fixed")
 
-# What ignores a signal passes that on to all that it starts: `nohup` ignores hang-ups, and a shell without job
-# control lets what it starts in the background ignore Ctrl-C. Workers under test would rightly do so too.
+# Ignored signals are inherited: `nohup` ignores hang-ups, and a shell without job control makes background jobs ignore
+# Ctrl-C. Workers under test would rightly ignore them, too.
 for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGCHLD):
     signal.signal(number, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -30,10 +30,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 @pytest.fixture
 def project(monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
-    """A fresh project with a local broker of its own; this process enqueues to it too."""
+    """Provide a fresh project with its own local broker, to which this process can also enqueue."""
     with Project.fresh() as project:
         monkeypatch.setenv("PENSTOCK_URL", project.url)
-        # A broker that this very process starts carries the mark too.
+        # A broker that this process starts carries the mark, too.
         monkeypatch.setenv(MARK, project.mark)
         yield project
 
@@ -60,7 +60,7 @@ class Passed:
 
 
 class Checkout:
-    """Fails a run whose tests have written into the checkout, and not only where git or everybody ignores it."""
+    """Fails a run whose tests wrote into the checkout, except to files that git ignores or that are allowed."""
 
     def __init__(self) -> None:
         self.before = self.files()
@@ -71,14 +71,14 @@ class Checkout:
         found = {}
         for place, folders, names in os.walk(ROOT):
             if place == str(ROOT):
-                # The build's, and what runs leave there on purpose.
+                # Files of the build, and those that runs leave there on purpose.
                 folders[:] = [name for name in folders if name not in {".git", ".venv", "target", ".ran"}]
             for name in names:
                 state = os.lstat(os.path.join(place, name))
                 found[os.path.relpath(os.path.join(place, name), ROOT)] = (state.st_mtime_ns, state.st_size)
         return found
 
-    # After all others, as what passed is written then.
+    # Runs after all others, because the list of passed tests is written then.
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         self.changed = sorted(name for name, _ in self.before.items() ^ self.files().items())
@@ -92,11 +92,11 @@ class Checkout:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # With several processes, the one that hands out the tests hears of all of them.
+    # With several processes, the one that distributes the tests receives all reports.
     if hasattr(config, "workerinput"):
         return
     if file := config.getoption("--passed"):
         config.pluginmanager.register(Passed(file))
-    # Elsewhere somebody may be at work on the files while the tests run.
+    # Outside of CI somebody may edit the files while the tests run.
     if os.environ.get("CI") == "true":
         config.pluginmanager.register(Checkout())

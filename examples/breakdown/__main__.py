@@ -1,4 +1,4 @@
-"""Request a web page that makes 155 queries, in four ways and with up to 32 clients, on a PostgreSQL of its own.
+"""Request a web page that makes 155 queries, in four ways and with up to 32 clients, on a temporary PostgreSQL.
 
 $ python -m examples.breakdown
 $ python -m examples.breakdown --celery --output breakdown.html
@@ -33,7 +33,7 @@ def penstock(directory: Path, slots: int) -> AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def celery(directory: Path, slots: int) -> Iterator[None]:
-    # Gossip, mingle and heartbeats are off as in most advice on Celery's speed.
+    # Gossip, mingle and heartbeats are off, as most advice on Celery's speed recommends.
     options = ["--loglevel=WARNING", "--without-gossip", "--without-mingle", "--without-heartbeat"]
     command = ["-m", "celery", "-A", "examples.breakdown.celery_tasks", "worker", f"--concurrency={slots}", *options]
     with celery_servers(directory) as urls:
@@ -53,7 +53,8 @@ Page = list[list[int]]
 
 
 def request_pages(way: str, clients: int, fewest: int, directory: Path) -> tuple[list[float], Page]:
-    """Seconds of each request, and the page. In a process of its own, on the interpreter that the way needs."""
+    """Return the seconds of each request, and the page. Runs in a new process, on the interpreter that the way
+    needs."""
     python = str(celery_python()) if way == "celery_group" else sys.executable
     each = max(2, -(-fewest // clients))
     log = directory / f"{way}-{clients}.log"
@@ -114,7 +115,7 @@ def main() -> int:
     os.environ["BREAKDOWN_SLOTS"] = str(options.slots)
     with tempfile.TemporaryDirectory(prefix="penstock-breakdown-", ignore_cleanup_errors=True) as name:
         directory = Path(name)
-        # The server's user has to get into its own directory.
+        # The server's user must be able to enter its directory.
         directory.chmod(0o711)
         with database.postgres(directory / "postgres") as dsn:
             os.environ["BREAKDOWN_DSN"] = dsn
@@ -133,7 +134,7 @@ def main() -> int:
     header = ["way", "clients", "requests", *(f"p{percent}, ms" for percent in (10, 50, 90, 99)), "longest, ms"]
     outputs.show(options.output, "A page of many queries", header, rows(taken), data, violins.draw(taken))
 
-    # All ways have made the same page, or their times mean nothing.
+    # The times are comparable only if all ways made the same page.
     if any(page != pages[0] for page in pages):
         print("the ways have not made the same page", file=sys.stderr)
         return 1

@@ -1,4 +1,4 @@
-"""The query of one country as Celery's task: on RabbitMQ, with results in Redis."""
+"""Query of one country as a Celery task, on RabbitMQ with results in Redis."""
 
 from __future__ import annotations
 

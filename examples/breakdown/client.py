@@ -1,4 +1,4 @@
-"""Request the page in one way from so many threads at once, each again and again; prints how long each request took.
+"""Request the page in one way, repeatedly and from several threads at once; prints the time of each request.
 
 $ python -m examples.breakdown.client group 16 2
 """

@@ -1,4 +1,4 @@
-"""A PostgreSQL of the example's own, and the sales in it."""
+"""Temporary PostgreSQL server for the example, and the sales in it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class PostgresMissing(Exception):
 
 
 def program(name: str) -> Path:
-    """Debian keeps them off the PATH, in a directory for each version."""
+    """Return the path of one of PostgreSQL's programs. Debian keeps them in a directory per version, off the PATH."""
     found = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), key=lambda path: int(path.parts[4]))
     if found:
         return found[-1]
@@ -48,7 +48,7 @@ def program(name: str) -> Path:
 
 @contextlib.contextmanager
 def postgres(directory: Path) -> Iterator[str]:
-    """Run a server with data in ``directory``, on a free port of the loopback interface; gives its DSN."""
+    """Run a server with data in ``directory``, on a free port of the loopback interface; yields its DSN."""
     data, log, secret = directory / "data", directory / "postgres.log", directory / "password"
     directory.mkdir()
     password = secrets.token_hex(16)
@@ -71,7 +71,8 @@ def postgres(directory: Path) -> Iterator[str]:
     if made.returncode != 0:
         raise RuntimeError(f"initdb failed:\n{made.stderr}")
     port = free_port()
-    # The data goes with the server. Plans are not compiled: that takes seconds for a UNION of 155 that runs for 0.1.
+    # The data is temporary, so nothing is synced. Compiling the plan of a UNION of 155 would take seconds, for 0.1 s of
+    # work.
     settings = {
         "listen_addresses": "127.0.0.1", "port": port, "unix_socket_directories": "", "max_connections": 200,
         "shared_buffers": "512MB", "fsync": "off", "max_wal_size": "4GB", "jit": "off",
@@ -94,7 +95,7 @@ def postgres(directory: Path) -> Iterator[str]:
 
 
 def fill(dsn: str, countries: int, one_ms: float, all_ms: float) -> str:
-    """Add sales until a query of one country and the one of all countries take so long; tell what there is."""
+    """Add sales until the query of one country, and that of all countries, take this long; describe the data."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute("CREATE UNLOGGED TABLE sales (country int, app int, day int, units int, cents int)")
         connection.execute("CREATE INDEX ON sales (country)")
@@ -114,7 +115,7 @@ def fill(dsn: str, countries: int, one_ms: float, all_ms: float) -> str:
 
 
 def least_ms(query: Callable[[], object], times: int) -> float:
-    """Time of the quickest of several runs: what else the machine does can only add to it."""
+    """Return the time of the fastest of several runs. Other load on the machine can only add to it."""
     query()  # connects, and reads what it needs into memory
     taken = []
     for _ in range(times):

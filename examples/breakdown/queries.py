@@ -1,7 +1,7 @@
-"""A page of sales, broken down by country: one query for each country, or one for all of them.
+"""Page of sales, broken down by country: one query for each country, or one for all of them.
 
-BREAKDOWN_DSN names the database, to which each thread keeps a connection, and BREAKDOWN_COUNTRIES is the number of
-countries.
+BREAKDOWN_DSN names the database, and BREAKDOWN_COUNTRIES is the number of countries. Each thread keeps a connection to
+the database.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import psycopg
 SQL = "SELECT {country}, sum(units), sum(cents), max(cents) FROM sales WHERE country = {country}"
 
 Row = list[int]
-"""Country, units, sum and largest of the amounts in cents."""
+"""Country, units, and the sum and the largest of the amounts in cents."""
 
 kept = threading.local()
 

@@ -1,4 +1,4 @@
-"""The query of one country as Penstock's task."""
+"""Query of one country as a Penstock task."""
 
 from examples.breakdown import queries
 from penstock import App

@@ -1,4 +1,4 @@
-"""The chart: how long requests took, in each way and with each number of clients."""
+"""Chart of how long requests took, in each way and with each number of clients."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ STEPS = 80
 
 
 def density(logarithms: Sequence[float], at: float, width: float) -> float:
-    """Kernel density with a Gaussian of the given width, not normed."""
+    """Return the kernel density with a Gaussian of the given width, not normalized."""
     return sum(math.exp(-(((at - one) / width) ** 2) / 2) for one in logarithms)
 
 
 def outline(seconds: Sequence[float]) -> list[tuple[float, float]]:
-    """Points of a violin from the shortest time to the longest: seconds, and a width between 0 and 1."""
+    """Return the points of a violin, from the shortest time to the longest: seconds, and a width between 0 and 1."""
     logarithms = [math.log(one) for one in seconds]
     spread = statistics.stdev(logarithms) if len(logarithms) > 1 else 0.0
-    # Silverman's rule, and never so narrow that one request makes a spike.
+    # Silverman's rule, but wide enough that a single request is not a spike.
     kernel = max(1.06 * spread * len(logarithms) ** -0.2, 0.01)
     low, high = min(logarithms) - kernel, max(logarithms) + kernel
     places = [low + (high - low) * step / STEPS for step in range(STEPS + 1)]
@@ -33,7 +33,7 @@ def outline(seconds: Sequence[float]) -> list[tuple[float, float]]:
 
 
 def draw(taken: dict[str, dict[int, list[float]]]) -> str:
-    """``taken`` has the seconds of each request, by the name of the way and the number of clients."""
+    """Draw the chart. ``taken``: seconds of each request, by the name of the way and the number of clients."""
     drawing = Drawing(WIDTH, HEIGHT)
     every = [one for by_clients in taken.values() for seconds in by_clients.values() for one in seconds]
     up = Scale(min(every) / 1.2, max(every) * 1.2, HEIGHT - BOTTOM, TOP, logarithmic=True)

@@ -1,4 +1,4 @@
-"""Collect 6,000 objects from a slow service in four ways, and draw what the slots did meanwhile.
+"""Collect 6,000 objects from a slow service in four ways, and draw what the slots did.
 
 $ python -m examples.collector
 $ python -m examples.collector --output collector.html
@@ -27,7 +27,7 @@ from . import timelines
 from .catalogue import Catalogue
 from .tasks import Page, app, begin_page, collect, collect_page, fetch, get, page_of, rest
 
-LIMIT_S = 600  # for whatever waits
+LIMIT_S = 600  # for every wait
 
 
 def serially(pages: int) -> list[Page]:
@@ -54,7 +54,7 @@ def overlapping_chords(pages: int) -> list[Page]:
 
 @dataclass(frozen=True)
 class Run:
-    """One way's run. ``scale`` is more than 1 where it collected only a part, and ``seconds`` is scaled by it."""
+    """Run of one way. ``scale`` is more than 1 if it collected only a part; ``seconds`` is scaled by it."""
 
     name: str
     began: float
@@ -70,13 +70,13 @@ def measure(name: str, way: Callable[[int], list[Page]], pages: int, of: int) ->
 
 
 def measure_all(catalogue: Catalogue, slots: int, serial_pages: int) -> list[Run]:
-    """Start the service, a broker and a worker, all for this run alone, and collect in each way."""
+    """Start a service, a broker and a worker just for this run, and collect in each way."""
     with tempfile.TemporaryDirectory(prefix="penstock-collector-", ignore_cleanup_errors=True) as name:
         directory = Path(name)
         processes = 2 if slots % 2 == 0 else 1
         options = ["-c", str(processes), "--threads", str(slots // processes)]
         with service(catalogue), worker(app, "examples.collector.tasks", options, directory):
-            # All slots are up once each has had one of these.
+            # All slots are up once each has run one of these.
             group(rest.s() for _ in range(slots)).delay().result(timeout=60)
             pages = catalogue.pages
             return [
@@ -144,7 +144,7 @@ def main() -> int:
     picture = timelines.draw([timelines.Timeline(*bars) for bars in map(bars_of, runs)], slots)
     outputs.show(options.output, "A collector, four ways", header, shown, note, picture)
 
-    # All ways have collected the same, or their times mean nothing.
+    # The times are comparable only if all ways collected the same objects.
     whole = {tuple(page.size for page in run.pages) for run in runs if run.scale == 1}
     part = tuple(page.size for page in runs[0].pages)
     if len(whole) != 1 or next(iter(whole))[: len(part)] != part:

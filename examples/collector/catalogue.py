@@ -1,4 +1,4 @@
-"""The objects that are collected, and how long the service takes to answer: all of it follows from the numbers here."""
+"""Objects to collect, and the latencies of the service, all computed from the numbers here."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Catalogue:
         return list(range(page * self.objects, (page + 1) * self.objects))
 
     def answer(self, path: str) -> object:
-        """What the service answers. Raises KeyError where there is nothing."""
+        """Return the service's answer for a path. Raises KeyError if there is none."""
         kind, _, number = path.strip("/").partition("/")
         if kind == "pages":
             return self.listing(int(number))
@@ -31,15 +31,15 @@ class Catalogue:
         raise KeyError(path)
 
     def waits_s(self, pages: int) -> float:
-        """Sum of the latencies of the first pages and their objects."""
+        """Return the sum of the latencies of the first pages and their objects."""
         return sum(sum(self._latencies_s(page)) for page in range(pages))
 
     def critical_path_s(self) -> float:
-        """Time that the slowest page takes even if nothing ever waits for a slot: its list, then its slowest object."""
+        """Return the time of the slowest page if nothing ever waits for a slot: its list, then its slowest object."""
         return max(first + max(others) for first, *others in map(self._latencies_s, range(self.pages)))
 
     def limit_s(self, slots: int) -> float:
-        """Time that no order of the requests can beat."""
+        """Return a time that no order of the requests can beat."""
         return max(self.critical_path_s(), self.waits_s(self.pages) / slots)
 
     def _latencies_s(self, page: int) -> list[float]:

@@ -1,4 +1,4 @@
-"""The service: HTTP/1.1 on a free port of the loopback interface, which it prints.
+"""Run the service: HTTP/1.1 on a free port of the loopback interface, which it prints.
 
 $ python -m examples.collector.server '{"pages": 20, "objects": 300, "least_ms": 50, "most_ms": 150, "seed": 1}'
 """
@@ -14,7 +14,7 @@ from .catalogue import Catalogue
 
 
 class Handler(socketserver.StreamRequestHandler):
-    """Answers one connection, request by request, each in its own time."""
+    """Answers the requests of one connection in turn, each after its own latency."""
 
     disable_nagle_algorithm = True
     catalogue: Catalogue

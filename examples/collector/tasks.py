@@ -1,4 +1,4 @@
-"""The collector's tasks. Each slot keeps its connection to the service, whose address is COLLECTOR_ADDRESS."""
+"""Tasks of the collector. Each slot keeps a connection to the service at COLLECTOR_ADDRESS."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ kept = threading.local()
 
 @dataclass
 class Answer:
-    """What the service answered, and when: seconds of the machine's steady clock."""
+    """Answer of the service, with its times in seconds of the monotonic clock."""
 
     page: int
     value: Any
@@ -30,7 +30,7 @@ class Answer:
 class Page:
     number: int
     size: int
-    """Size of all its objects."""
+    """Total size of its objects."""
     answers: list[Answer]
 
 
@@ -51,7 +51,7 @@ def page_of(answers: list[Answer], listing: Answer) -> Page:
 
 
 def collect(page: int) -> Page:
-    """Collect a page, one object after another."""
+    """Collect the objects of a page one after another."""
     listing = get(page, f"/pages/{page}")
     return page_of([get(page, f"/objects/{number}") for number in listing.value], listing)
 
@@ -73,7 +73,7 @@ def gather(answers: list[Answer], listing: Answer) -> Page:
 
 @app.task
 def begin_page(page: int) -> str:
-    """List a page, and send the chord that collects it. Returns the chord's id at once, and so leaves its slot."""
+    """List a page, and send the chord that collects it. Returns the chord's id at once, which frees the slot."""
     listing = get(page, f"/pages/{page}")
     return (group(fetch.s(page, number) for number in listing.value) | gather.s(listing)).delay().id
 

@@ -1,4 +1,4 @@
-"""The chart: for each way, what each slot waited for, over the same seconds."""
+"""Chart of what each slot waited for, over the same seconds for each way."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ AXIS = 30
 
 
 class Bar(NamedTuple):
-    """One request, in seconds from the way's begin."""
+    """Request of a way, in seconds from the way's start."""
 
     page: int
     begin: float
@@ -31,9 +31,9 @@ class Timeline:
 
 
 def rows_of(bars: list[Bar]) -> list[list[Bar]]:
-    """Put each request into a free row, if possible after one of the same page.
+    """Put each request into a free row, preferably after a request of the same page.
 
-    There are as many rows as requests ever waited at once.
+    There are as many rows as the largest number of requests that waited at once.
     """
     rows: list[list[Bar]] = []
     for bar in sorted(bars, key=lambda bar: bar.begin):
@@ -48,7 +48,7 @@ def rows_of(bars: list[Bar]) -> list[list[Bar]]:
 
 
 def joined(row: list[Bar], gap_s: float) -> list[Bar]:
-    """Join requests of one page where the gap between them is too small to be seen."""
+    """Join requests of one page where the gap between them is too small to see."""
     found: list[Bar] = []
     for bar in row:
         if found and found[-1].page == bar.page and bar.begin - found[-1].end < gap_s:
@@ -59,12 +59,12 @@ def joined(row: list[Bar], gap_s: float) -> list[Bar]:
 
 
 def colour(page: int) -> str:
-    # Steps of the golden angle, so that neighbours differ.
+    # Steps of the golden angle, so that neighbours have different colours.
     return f"hsl({page * 137.5 % 360:.0f},60%,{45 + page % 3 * 10}%)"
 
 
 def draw(timelines: list[Timeline], slots: int) -> str:
-    # What is scaled is longer than all others by far, and goes off the edge.
+    # The scaled way takes far longer than all others, and runs off the edge.
     shown_s = 1.03 * max(one.seconds for one in timelines if one.scale == 1)
     panels = [(one, rows_of(one.bars)) for one in timelines]
     height = AXIS + sum(TITLE + max(3, len(rows)) * ROW + 14 for _, rows in panels)

@@ -1,4 +1,4 @@
-"""Poll a service each second while it slows down, with three overlaps, and draw how many polls have not ended.
+"""Poll a service each second while it slows down, with three overlap policies, and draw the unfinished polls.
 
 $ python -m examples.poller
 $ python -m examples.poller --output poller.html
@@ -33,11 +33,11 @@ SAMPLE_S = 0.25
 
 @dataclass
 class Course:
-    """How one schedule went."""
+    """Course of one schedule."""
 
     overlap: Overlap
     samples: list[tuple[float, int]] = field(default_factory=list)
-    """Seconds from the begin, and jobs that had not ended then."""
+    """Samples: seconds from the start, and the number of unfinished jobs."""
     info: ScheduleInfo | None = None
 
     @property
@@ -50,7 +50,8 @@ class Course:
 
 
 def measure(seconds: float, service: dict[str, float]) -> tuple[list[Course], str]:
-    """Start three services, a broker and three workers, and poll. Gives what ``penstock status`` said at the worst."""
+    """Start three services, a broker and three workers, and poll. Returns ``penstock status`` at the worst moment,
+    too."""
     courses = [Course(overlap) for overlap in OVERLAPS]
     worst = ""
     with contextlib.ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""The chart: for each overlap, how many polls had not ended."""
+"""Chart of the number of unfinished polls, for each overlap policy."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A service that slows down for a while: HTTP on a free port of the loopback interface, which it prints.
+"""Run a service that slows down for a while: HTTP on a free port of the loopback interface, which it prints.
 
-While it is slow it does one thing at a time, as a database behind a lock does: each request waits for those before it.
+While slow it handles one request at a time, like a database behind a lock: each request waits for the earlier ones.
 
 $ python -m examples.poller.server '{"slow_from_s": 10, "slow_to_s": 40, "quick_s": 0.05, "slow_s": 3}'
 """
@@ -15,7 +15,7 @@ import time
 
 
 class Service:
-    """Times are in seconds from the first request on."""
+    """Service with a slow period. Times are in seconds from the first request."""
 
     def __init__(self, slow_from_s: float, slow_to_s: float, quick_s: float, slow_s: float) -> None:
         self.slow_from_s = slow_from_s
@@ -26,7 +26,7 @@ class Service:
         self._one_at_a_time = threading.Lock()
 
     def serve(self) -> None:
-        """Take the time that a request takes."""
+        """Wait for the duration of a request."""
         if self._began is None:
             self._began = time.monotonic()
         if self._is_slow():

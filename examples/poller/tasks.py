@@ -1,4 +1,4 @@
-"""The poll: one request to a service whose port it is told."""
+"""Poll of a service: one request to a given port."""
 
 from __future__ import annotations
 

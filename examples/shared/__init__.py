@@ -1,4 +1,4 @@
-"""What the examples share. Processes, servers and peers are started by what the benchmark has for that."""
+"""Code shared by the examples. The benchmark's helpers start processes, servers and peers."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Where an example's figures go: a picture, a page with it, or a document that shows the table."""
+"""Outputs of an example's figures: a picture, a page with it, or a document that contains the table."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from examples.shared.running import machine, markdown
 KINDS = {".svg": "the picture", ".html": "a page that needs no other file", ".md": "the table, between two markers"}
 MARKED = re.compile(r"(<!-- example: begin -->\n).*?(<!-- example: end -->)", re.DOTALL)
 
-BUSY = 0.3  # load average a core
-BEFORE = machine()  # as long as the load is not ours
+BUSY = 0.3  # load average per core
+BEFORE = machine()  # measured before the example adds load
 
 
 def add_option(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +24,7 @@ def add_option(parser: argparse.ArgumentParser) -> None:
 
 
 def output(name: str) -> Path:
-    """Refused at the start, and not after minutes of measuring."""
+    """Parse and check an output path, so that a wrong one is refused before minutes of measuring."""
     path = Path(name)
     if path.suffix not in KINDS:
         raise argparse.ArgumentTypeError(f"{name} ends in none of {', '.join(KINDS)}")
@@ -36,7 +36,7 @@ def output(name: str) -> Path:
 
 
 def show(paths: Sequence[Path], title: str, header: list[str], rows: list[list[str]], note: str, picture: str) -> None:
-    """Print the table and the note, and write each of ``paths``, by the kind that its name says."""
+    """Print the table and the note, and write each of ``paths`` in the format of its suffix."""
     note += f" {datetime.now(UTC).date()}, {BEFORE['cores']} cores of {BEFORE['cpu']}, Python {BEFORE['python']}."
     if BEFORE["load_before"] > BUSY * BEFORE["cores"]:
         busy = f"The machine had much else to do (load {BEFORE['load_before']:.1f})"
@@ -54,7 +54,7 @@ def show(paths: Sequence[Path], title: str, header: list[str], rows: list[list[s
 
 
 def html_page(title: str, parts: Sequence[str]) -> str:
-    """A page of HTML that needs no other file."""
+    """Return an HTML page that needs no other file."""
     style = (
         "body{font:15px sans-serif;max-width:960px;margin:2em auto;padding:0 1em;color:#333;background:#fff}"
         "table{border-collapse:collapse;margin:1em 0}td,th{padding:.2em .8em;border-bottom:1px solid #ddd;"
@@ -67,7 +67,7 @@ def html_page(title: str, parts: Sequence[str]) -> str:
 
 
 def html_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table of HTML."""
+    """Return an HTML table."""
     lines = ["".join(f"<th>{escape(cell)}</th>" for cell in header)]
     lines += ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows]
     return "<table>" + "".join(f"<tr>{line}</tr>\n" for line in lines) + "</table>"

@@ -1,4 +1,4 @@
-"""Celery with its servers, installed and started as the benchmark does."""
+"""Celery with its servers, installed and started like in the benchmark."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ def install_celery() -> None:
 
 
 def celery_python() -> Path | None:
-    """The interpreter that has Celery, if all that Celery needs is installed."""
+    """Return the interpreter that has Celery, if everything that Celery needs is installed."""
     installed = (PEERS_VENV / "installed").exists() and all(os.access(path, os.X_OK) for path in PACKAGES.values())
     return PEERS_VENV / "bin" / "python" if installed else None

@@ -1,4 +1,4 @@
-"""What the examples start: brokers and workers of their own, which end with them."""
+"""Temporary brokers and workers for the examples."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PENSTOCK = str(Path(sys.executable).with_name("penstock"))
 
 @contextlib.contextmanager
 def worker(app: App, module: str, options: Sequence[str], directory: Path) -> Iterator[None]:
-    """Run a worker for the length of the block, with a broker whose data is in ``directory``."""
+    """Run a worker within the block, with a broker whose data is in ``directory``."""
     os.environ["PENSTOCK_URL"] = f"local:{directory / 'penstock'}"
     directory.mkdir(parents=True, exist_ok=True)
     log = directory / "worker.log"
@@ -34,7 +34,7 @@ def worker(app: App, module: str, options: Sequence[str], directory: Path) -> It
         print(f"the worker's last lines:\n{tail(log)}", file=sys.stderr)
         raise
     finally:
-        # First, since a client that finds its broker dead starts another.
+        # Closed first, because a client that finds its broker dead starts another.
         app.close()
-        # The broker is nobody's child, so it came to us: it would stay for a minute.
+        # The orphaned broker became a child of this process, and would otherwise stay for a minute.
         end_pids(pid for pid in descendants(os.getpid()) if pid not in before)

@@ -1,4 +1,4 @@
-"""Charts as SVG, written by hand: enough for these examples, and no library to install."""
+"""Minimal SVG charts for these examples, without a library to install."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Scale:
         return self.begin + share * (self.end - self.begin)
 
     def ticks(self) -> list[float]:
-        """Round values: about eight of an even scale, 1, 2 and 5 of each power of ten of a logarithmic one."""
+        """Return round values: about eight on a linear scale; 1, 2 and 5 of each power of ten on a logarithmic one."""
         if self.logarithmic:
             powers = range(math.floor(math.log10(self.least)), math.ceil(math.log10(self.most)) + 1)
             found = [digit * 10.0**power for power in powers for digit in (1, 2, 5)]
@@ -40,7 +40,7 @@ class Scale:
 
 
 class Drawing:
-    """Shapes on white, so that it can be read on dark pages, too."""
+    """Drawing of shapes on a white background, which is readable on dark pages, too."""
 
     def __init__(self, width: float, height: float) -> None:
         self.width = width

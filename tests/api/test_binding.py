@@ -82,7 +82,7 @@ def test_what_fits_arrives_as_it_was_passed(function, args, kwargs):
     arguments = arguments_of(function)
     body = arguments.encode(args, kwargs)
     assert arguments.decode(body) == (list(args), kwargs)
-    # There is a shorter way for plain values, which writes the same.
+    # Plain values take a shorter path, which writes the same bytes.
     assert body == arguments.codec.encode([list(args), kwargs, arguments._version])
 
 
@@ -158,7 +158,7 @@ FITS = [
     (TypeVar("Either", int, str), [1, "x"], [1.5]),
     (typing.Annotated[list[int], "doc"], [[1]], [["x"]]),
     (Extra, [{"color": "red"}, {"color": "red", "size": 1}], [{}, {"color": 1}, {"color": "red", "x": 1}]),
-    (Sized, [1, "x"], []),  # a protocol says nothing that is certain when the program runs
+    (Sized, [1, "x"], []),  # a protocol cannot be checked with certainty at run time
     (dt.date, [dt.date(2026, 1, 1), dt.datetime(2026, 1, 1)], ["2026-01-01"]),
     (list["Thing"], [[Thing(1)]], [[1]]),
 ]
@@ -180,7 +180,7 @@ def test_values_are_checked_against_the_annotation(hint, fits, does_not_fit):
 
 
 def test_a_default_is_the_workers_business():
-    # The worker's version of the task may have another one, and it is not checked: `= None` is common.
+    # The worker's version of the task may have another default, and defaults are not checked: `= None` is common.
     def f(a: int, b: str = None): ...  # type: ignore[assignment]  # noqa: RUF013
 
     assert arguments_of(f).decode(arguments_of(f).encode((1,), {})) == ([1], {})
@@ -315,7 +315,7 @@ def test_arguments_tell_the_version_of_the_signature_that_encoded_them(function)
 
 
 def test_arguments_without_a_version_are_of_no_other():
-    """Clients of before wrote none."""
+    """Older clients wrote no version."""
     arguments = arguments_of(plain)
     body = msgspec.msgpack.encode([["a"], {}])
     assert arguments.decode(body) == (["a"], {})

@@ -1,4 +1,4 @@
-"""Failed jobs as a program finds, retries and removes them."""
+"""Failed jobs: finding, retrying and removing them from a program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`memory:`, the double for tests: a real broker, each app's own, with a clock that can be moved."""
+"""`memory:`, the test double: a real broker for each app, with a clock that can be moved."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def broker_of(app: App) -> int:
 
 def test_a_job_is_due_and_expires_by_the_clock_that_is_moved(app):
     send = with_task(app)
-    # Which part of a millisecond it is when they are enqueued makes no difference.
+    # The fraction of a millisecond at which they are enqueued makes no difference.
     later, *others = [send.options(countdown=timedelta(hours=2)).delay("ada") for _ in range(10)]
     stale = send.options(expires=timedelta(hours=3)).delay("bob")
     assert later.info().state is JobState.DELAYED
@@ -88,7 +88,7 @@ def test_each_app_has_a_broker_of_its_own(app):
     assert broker_of(other) != broker_of(app)
     job = with_task(app).delay("ada")
     assert other._connected().message_info(uuid.UUID(job.id).bytes, 5.0) is None
-    # As elsewhere, the app that enqueues decides.
+    # As usual, the app that enqueues determines the broker.
     [others] = other.enqueue([app.tasks["shop.send"].s("ada")])
     assert others.info().state is JobState.WAITING
     assert app._connected().message_info(uuid.UUID(others.id).bytes, 5.0) is None
@@ -166,7 +166,7 @@ def test_no_second_process_can_reach_it_and_each_command_says_why(command, proje
 
 
 def test_queues_and_tasks_that_were_used_once_are_forgotten_but_for_their_counts(app):
-    """Anybody may make up names. A broker keeps those of the last hour."""
+    """Clients can use any number of names. A broker keeps only those of the last hour."""
     client = app._connected()._client
 
     def use_once(round: int) -> None:
@@ -175,24 +175,24 @@ def test_queues_and_tasks_that_were_used_once_are_forgotten_but_for_their_counts
         app.enqueue([app.remote_task(name, queue=name, expires=1, store_result=False).s() for name in names])
         assert set(names) <= client.status(PATIENCE_S)["ready"].keys()
         move_clock(app, timedelta(hours=1))
-        # Only what has been empty for an hour is forgotten.
+        # Only queues that have been empty for an hour are forgotten.
         move_clock(app, timedelta(hours=2))
         used = 3_000 * (round + 1)
         others = {"queues": used, "tasks": used, "enqueued": used, "expired": used}
         eventually(lambda: client.status(PATIENCE_S)["others"] == others, PATIENCE_S)
         assert client.status(PATIENCE_S)["ready"] == {}
 
-    # It takes what it needs for the first ones, and for its journal, which is in memory too.
+    # The broker needs memory for the first names, and for its journal, which is in memory, too.
     for round in range(3):
         use_once(round)
     before = memory_of(broker_of(app))
     for round in range(3, 13):
         use_once(round)
-    # The names alone of what it has forgotten take 30 MB.
+    # The forgotten names alone take 30 MB.
     assert memory_of(broker_of(app)) - before < 18_000_000
 
 
 def memory_of(pid: int) -> int:
-    """In bytes, of real memory."""
+    """Return the resident memory in bytes."""
     pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
     return int(pages) * os.sysconf("SC_PAGE_SIZE")

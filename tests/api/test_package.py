@@ -1,4 +1,4 @@
-"""What `import penstock` shows."""
+"""Contents of `import penstock`."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def test_public_classes_are_shown_under_the_name_they_are_imported_by():
         if isinstance(thing, type):
             assert f"{thing.__module__}.{thing.__qualname__}" == f"penstock.{name}"
             assert pickle.loads(pickle.dumps(thing)) is thing
-            # Frameworks look up annotations of fields in the module that a class says it is from.
+            # Frameworks look up annotations of fields in the module that a class names it is from.
             typing.get_type_hints(thing)
 
 
-# Public calls that ask no broker, or that `for` and `with` make usable from event loops too.
+# Public calls that ask no broker, or that are usable in event loops through `async for` or `async with`.
 ASKS_NOBODY = {
     "App": {
         "add",
@@ -72,7 +72,7 @@ ASKS_NOBODY = {
     "AsyncTask": {"job", "map_reduce", "options", "s", "si"},
     **{name: {"link", "link_error", "options"} for name in ("Partial", "Step", "Signature", "Chain", "Group", "Chord")},
     "Graph": {"add", "link", "link_error", "options"},
-    # `count` and `index` are those of any sequence, and read through it as a loop does.
+    # `count` and `index` are inherited from Sequence, and read the items like a loop does.
     "Results": {"count", "index"},
     "Job": {"progress_updates"},
     "Workflow": {"as_completed"},
@@ -109,7 +109,7 @@ def test_whatever_asks_a_broker_has_an_asynchronous_twin():
 
 
 def test_no_property_asks_a_broker(monkeypatch):
-    """`Job.state` used to, twice, with nothing to say so."""
+    """`Job.state` used to ask twice, and nothing said so."""
     app = penstock.App("shop", "memory:properties")
     monkeypatch.setattr(app, "_connected", lambda: pytest.fail("a property asks the broker"))
     task = app.task(name="shop.send")(lambda: None)
@@ -123,7 +123,7 @@ def test_no_property_asks_a_broker(monkeypatch):
 def test_the_command_is_not_kept_waiting_for_imports():
     script = "import sys; before = {*sys.modules}; import penstock._cli; print(*sorted({*sys.modules} - before))"
     output = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=60)
-    # Not even `typing` or `pathlib`, each of which takes several times as long as the command itself.
+    # Not even `typing` or `pathlib`: importing either takes several times as long as the command itself.
     assert output.stdout.split() == ["__future__", "penstock", "penstock._cli"]
 
 
@@ -142,7 +142,7 @@ def test_each_folder_imports_only_those_above_it_in_the_list():
     upward = []
     for place, folder in enumerate(folders):
         for file in (package / folder).glob("*.py"):
-            # At its top level: what is under TYPE_CHECKING, or in a function, is not imported with the module.
+            # Only the top level counts: imports under TYPE_CHECKING or in functions do not run with the module.
             for statement in ast.parse(file.read_text()).body:
                 if isinstance(statement, ast.ImportFrom):
                     home = (statement.module or "").split(".")

@@ -1,4 +1,4 @@
-"""The progress of jobs in the doubles for tests, and how it is drawn."""
+"""Progress of jobs in test doubles, and its drawing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person at a terminal meets: quick help, tables, JSON, exit codes, and errors that say what to do."""
+"""Command line: fast help, tables, JSON, exit codes, and errors that say what to do."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def shop(project):
 
 
 def test_help_takes_less_than_150_ms_of_a_processor(project):
-    # Not by the clock on the wall, which stands for whatever else this machine does meanwhile. It waits for nothing.
+    # Measured in CPU time, because wall time includes other work of this machine. The command waits for nothing.
     def spent() -> float:
         usage = resource.getrusage(resource.RUSAGE_CHILDREN)
         return usage.ru_utime + usage.ru_stime
@@ -149,7 +149,7 @@ def test_a_script_and_a_module_become_the_program(shop, entry):
     assert shop.run(*entry, "--version").output == shop.penstock("--version").output
     assert shop.run(*entry, "frobnicate").returncode == 2
     job = shop.tasks().double.delay(4)
-    # Its workers run in the interpreter, and so with the packages, of the entry.
+    # Its workers run in the interpreter of the entry point, and so with the same packages.
     worker = shop.run(*entry, "worker", "tasks:app", "-c1", "--burst", PATH=os.defpath)
     assert worker.returncode == 0, worker.output
     assert job.result(timeout=30) == 8
@@ -336,7 +336,7 @@ def test_what_a_disk_forgets_after_a_stop_is_missed(shop):
     newest.unlink()
     missing = shop.penstock("journal", "check", str(shop.data))
     assert missing.returncode == 65 and "the file is missing" in missing.output, missing.output
-    # Nothing is begun in its place, and the client learns why.
+    # No new journal is begun, and the client learns why.
     run = shop.start_python("import tasks\ntasks.double.delay(1)")
     assert run.wait(60) == 1
     assert f"{newest.name} is damaged at byte 0: the file is missing" in run.output
@@ -366,12 +366,12 @@ def test_fsck_tells_good_from_rotten(shop):
     assert rotten.returncode not in (0, 2), rotten.output
     assert segment.name in rotten.output
 
-    # Nothing serves what is rotten, and the client learns why.
+    # No broker serves a damaged journal, and the client learns why.
     run = shop.start_python("import tasks\ntasks.double.delay(1)")
     assert run.wait(60) == 1
     assert segment.name in run.output
 
-    # A repair keeps all but what is rotten, and says what that was.
+    # A repair keeps everything except the damaged part, and reports that part.
     repaired = shop.penstock("journal", "repair", str(shop.data))
     assert repaired.returncode == 65, repaired.output
     assert "lost: record" in repaired.output and segment.name in repaired.output
@@ -381,7 +381,7 @@ def test_fsck_tells_good_from_rotten(shop):
     run = shop.start_python("import tasks\ntasks.double.delay(1)")
     assert run.wait(60) == 0, run.output
     waiting = sum(queue["ready"] for queue in shop.status()["queues"])
-    # All jobs of one call to map stand in one record; they are named as far as it can be read.
+    # All jobs of one call of map are in one record; the report names as many as are readable.
     assert waiting >= 1
     assert repaired.output.count("  with job ") > 50, repaired.output
     again = shop.penstock("journal", "repair", str(shop.data))
@@ -406,7 +406,7 @@ def test_a_server_serves_who_has_the_token_and_nobody_else(shop):
         assert run.wait() == 1
         assert "Unauthorized" in run.output
         assert "PENSTOCK_TOKEN" in run.output
-        # A service manager has nothing to gain by starting either once more.
+        # Restarting either would not help a service manager.
         for command in (("status",), ("worker", "tasks:app")):
             run = shop.start("penstock", *command, PENSTOCK_URL=url, **token)
             assert run.wait(60) == 78, run.output

@@ -1,4 +1,4 @@
-"""`penstock failed` and `penstock job`: what people do about jobs that failed, and about single jobs."""
+"""`penstock failed` and `penstock job`: handling failed jobs and single jobs."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def shop(project: Project) -> Project:
 
 
 def fail(shop: Project, *jobs: Job[Any]) -> Process:
-    """Run a worker until these have failed."""
+    """Run a worker until these jobs have failed."""
     worker = shop.worker("tasks:app", "-c", "2", "-Q", "default,mail")
     for job in jobs:
         eventually(lambda job=job: job.info().state in (JobState.FAILED, JobState.CRASHED))
@@ -257,7 +257,7 @@ def test_jobs_are_cancelled_or_it_is_said_why_not(shop: Project) -> None:
     assert refused.returncode == 1 and "it is running and was left alone" in refused.output, refused.output
     Path(shop.directory, "go").touch()
     assert running.result(timeout=30) is None
-    # Each that can't be cancelled says why, and nothing is left behind of an id that nobody has.
+    # The output says why a job cannot be cancelled, and an unknown id leaves nothing behind.
     nobody = "01a3185c-52cb-78b4-9daf-bf7df8650000"
     for job_id, why in (
         (running.id, "it has already ended: it succeeded"),

@@ -1,4 +1,4 @@
-"""`penstock workflow`: what people do about workflows."""
+"""`penstock workflow`: handling workflows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The compiled client by itself, against a real local broker."""
+"""Fixtures for tests of the compiled client alone, against a real local broker."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROGRAM = str(Path(penstock.__file__).with_name("_bin") / "penstock")
 
 @pytest.fixture
 def new_client(project: Project) -> Iterator[Callable[[], _core.Client]]:
-    """Make a client of the project's broker; it is closed with the test."""
+    """Return a factory of clients of the project's broker; they are closed at the end of the test."""
     clients: list[_core.Client] = []
 
     def make() -> _core.Client:
@@ -38,7 +38,7 @@ def client(new_client: Callable[[], _core.Client]) -> _core.Client:
 
 @pytest.fixture
 def stopped_broker(project: Project) -> Callable[[], AbstractContextManager[None]]:
-    """Stop the broker's process for a while: it is there, and says nothing."""
+    """Suspend the broker's process for a while: it exists, but does not answer."""
 
     @contextmanager
     def stop() -> Iterator[None]:

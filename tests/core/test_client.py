@@ -1,4 +1,4 @@
-"""What one process's client does and says."""
+"""Behaviour of the client of one process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from penstock import _core, errors
 
 JOB = _core.Options("task")
-# Nobody runs anything in these tests, so a job's end is that it expires.
+# No worker runs in these tests, so jobs end by expiring.
 SHORT_LIVED = _core.Options("task", expires_after_ms=1)
 SUCCEEDED, FAILED, EXPIRED, CRASHED, CANCELLED = range(5)
 
@@ -245,11 +245,11 @@ def test_a_stopped_broker_ends_calls_at_their_deadline(client, new_client, stopp
         assert not caught.value.maybe_accepted
         with pytest.raises(errors.CallTimeout):
             client.status(0.2)
-        # The broker can't even welcome this one, so nothing of it was sent.
+        # The broker cannot even welcome this client, so no part of the call was sent.
         with pytest.raises(errors.BrokerUnavailable, match="was not accepted") as caught:
             new_client().publish(JOB, b"", 0.2)
         assert not caught.value.maybe_accepted
-    # What had been sent was accepted, what had not was given up.
+    # The call that was sent was accepted, the other one was given up.
     client.publish(JOB, b"", 10.0)
     assert ready(client) == 3
 

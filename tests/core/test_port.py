@@ -1,4 +1,4 @@
-"""Calls of an event loop end at its port; the loop itself never waits."""
+"""Calls of an event loop finish at its port; the loop itself never waits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXPIRED = 2
 
 
 def ends(port: _core.Port, count: int) -> dict[int, object]:
-    """The next so many ends, by token."""
+    """Return the next ``count`` outcomes by token."""
     got: dict[int, object] = {}
     while len(got) < count:
         assert select.select([port.fileno()], [], [], 10)[0], got
@@ -80,7 +80,7 @@ def test_a_stopped_broker_ends_them_at_their_deadline(client, stopped_broker):
 
 
 def test_a_call_that_a_close_cuts_off_says_whether_it_was_sent(client, stopped_broker):
-    """It used to say nothing, and the job was accepted when the broker went on."""
+    """The error used to say nothing about it, and the job was accepted when the broker continued."""
     port = _core.Port()
     client.publish(JOB, b"", 5.0)
     with stopped_broker():

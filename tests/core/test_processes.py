@@ -1,4 +1,4 @@
-"""Importing starts nothing; a fork begins anew; a killed broker loses nothing."""
+"""Importing starts nothing, a fork starts a new session, and a killed broker loses nothing."""
 
 from __future__ import annotations
 
@@ -91,12 +91,12 @@ del client
 
 
 def test_every_job_confirmed_through_kills_of_the_broker_is_there(project, client):
-    """Eight threads enqueue while the broker is killed three times. What they were told stands."""
+    """Eight threads enqueue while the broker is killed three times. Every answer they got stays true."""
     job = _core.Options("task")
     confirmed: list[bytes] = []
     refused: list[BaseException] = []
     over = threading.Event()
-    # Tells that commits are in flight when the kill comes.
+    # Ensures that commits are in flight when the kill comes.
     progress = threading.Condition()
 
     def publish() -> None:
@@ -128,7 +128,7 @@ def test_every_job_confirmed_through_kills_of_the_broker_is_there(project, clien
     assert len(set(confirmed)) == len(confirmed)
     lost = [job for job in confirmed if client.message_info(job, 10.0) is None]
     assert not lost
-    # Nor is one there twice: what was sent again after a kill was applied once.
+    # No job is there twice: calls that were sent again after a kill were applied once.
     assert client.status(10.0)["ready"]["default"] == len(confirmed)
 
 

@@ -1,14 +1,14 @@
-"""The books of a test by force: what producers, tasks and readers did and saw, kept outside of Penstock.
+"""Books of a test by force: a log of what producers, tasks and readers did and saw, kept outside of Penstock.
 
-One file, one event a line, each appended with one call: a kill -9 tears no line, and the order of the lines is an
-order in which things happened (what is written before a call came before all that the call brought about).
+The books are one file with one event per line, each appended with one call. So a kill -9 tears no line, and the order
+of the lines is an order in which things happened: a line written before a call precedes all effects of the call.
 
     attempt LABEL NOT_BEFORE BATCH     a call begins; its job must not start before that time (ms; 0: at once);
                                        labels of one batch are accepted all together or not at all
     confirmed LABEL JOB                the call returned
-    maybe LABEL, refused LABEL         it raised: the work may have been accepted, or surely was not
+    maybe LABEL, refused LABEL         it raised: the work may have been accepted, or certainly was not
     begin LABEL JOB ATTEMPT CRASHES REDELIVERED NOW RUN
-    seen JOB RUN                       somebody was given the job's result, which is the RUN that it is of
+    seen JOB RUN                       somebody received the job's result, which names the RUN that produced it
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def write(*words: object) -> None:
 
 
 def begin(label: str) -> str:
-    """Called by a task first of all; gives a name that no other run has."""
+    """Record the start of a run, and return a unique name for it. A task calls this first."""
     job = current_job()
     assert job is not None
     run = f"{label}:{uuid.uuid4().hex[:12]}"

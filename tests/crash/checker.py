@@ -1,8 +1,8 @@
 """Judges the books of a test by force (books.py) once everything has been drained.
 
-The checker is Jepsen's `total-queue` (attempted, acknowledged and delivered, as multisets: what is lost, unexpected,
-duplicated, recovered; https://github.com/jepsen-io/jepsen, jepsen.checker), with what a task queue owes beyond it:
-resurrected, forked, stuck, early, torn, out of order, and duplicates without a flag.
+The checker is Jepsen's `total-queue` (attempted, acknowledged and delivered jobs, as multisets: which are lost,
+unexpected, duplicated or recovered; https://github.com/jepsen-io/jepsen, jepsen.checker), with the further duties of a
+task queue: jobs that are resurrected, forked, stuck, early, torn, out of order, or duplicated without a flag.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-# Producer, broker and task each round a time down to a millisecond, and a broker that starts again reads two clocks.
+# Producer, broker and task each round times down to a millisecond, and a restarted broker reads two clocks.
 ROUNDING_MS = 2
 
 
 @dataclass
 class Run:
-    """One time that a task's function began."""
+    """Run of a task's function."""
 
     job: str
     attempt: int
@@ -30,33 +30,33 @@ class Run:
 
 @dataclass
 class Verdict:
-    # Counts, to be reported.
+    # Counts for the report.
     attempted: int = 0
     acknowledged: int = 0
     delivered: int = 0
     recovered: int = 0
-    """Ran although their producer was told nothing, or that it was not certain."""
+    """Jobs that ran although their producer got no answer, or an uncertain one."""
     duplicated: int = 0
-    """Attempts that began more than once, each time but the first with a flag."""
+    """Attempts that began more than once, each time except the first with a flag."""
     failed_calls: int = 0
-    # What must not be.
+    # Faults.
     lost: list[str] = field(default_factory=list)
-    """Acknowledged and never delivered."""
+    """Jobs that were acknowledged but never delivered."""
     unexpected: list[str] = field(default_factory=list)
-    """Delivered and never attempted, or after a refusal that was said to be sure."""
+    """Jobs that were delivered but never attempted, or delivered after a certain refusal."""
     resurrected: list[str] = field(default_factory=list)
-    """Began again after their result was seen, or after a later attempt had begun."""
+    """Jobs that began again after their result was seen, or after a later attempt had begun."""
     forked: list[str] = field(default_factory=list)
-    """Showed two results, or a result that no run of theirs gave."""
+    """Jobs that showed two results, or a result that none of their runs returned."""
     stuck: list[str] = field(default_factory=list)
-    """Accepted, and without a result after all was healed and drained."""
+    """Jobs that were accepted, but have no result after everything was healed and drained."""
     early: list[str] = field(default_factory=list)
     torn: list[str] = field(default_factory=list)
-    """Batches of which a part was accepted."""
+    """Batches of which only a part was accepted."""
     unflagged: list[str] = field(default_factory=list)
-    """Began again, and the task was told neither of a crash nor of a redelivery."""
+    """Jobs that began again although the task saw neither a crash nor a redelivery."""
     disordered: list[str] = field(default_factory=list)
-    """Overtook what their producer had sent before them (only where one slot runs all in turn)."""
+    """Jobs that overtook earlier jobs of their producer (only where one slot runs all in turn)."""
 
     def faults(self) -> dict[str, list[str]]:
         found = {item.name: getattr(self, item.name) for item in fields(self)}
@@ -75,8 +75,8 @@ class Verdict:
 
 
 def judge(lines: Iterable[str], *, in_order: bool = False) -> Verdict:
-    """``in_order``: one slot ran all jobs, none was delayed, none had another priority, and no process that held jobs
-    died; then the first runs follow each producer's calls. A label is PRODUCER/NUMBER."""
+    """Judge the books. ``in_order``: one slot ran all jobs, without delays, other priorities or deaths of processes
+    that held jobs, so the first runs must follow each producer's calls. A label is PRODUCER/NUMBER."""
     verdict = Verdict()
     not_before: dict[str, int] = {}
     batches: defaultdict[str, list[str]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""How often a test by force repeats: a few times in `make test`, as often as asked in `make crash CYCLES=1000`."""
+"""Number of repetitions of a test by force: a few in `make test`, any number in `make crash CYCLES=1000`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from pathlib import Path
 
 
 class Cycles:
-    """``CYCLES=1000`` means each test's full number; half of that, half of it. Without it, its quick number."""
+    """Number of cycles: ``CYCLES=1000`` means each test's full number, and 500 half of it. Default: its quick
+    number."""
 
     def __init__(self, test: str) -> None:
         self._test = test
         self._share = int(os.environ["CYCLES"]) / 1000 if "CYCLES" in os.environ else None
-        # The same in each run, so that what fails has been broken: `make soak` draws others.
+        # The same seed in each run, so that a failure means something broke; `make soak` draws others.
         self._seed = os.environ.get("SEED") or "1"
 
     @property
@@ -24,18 +25,19 @@ class Cycles:
         return quick if self._share is None else max(quick, round(full * self._share))
 
     def rounds(self, quick: int, full: int, each: int) -> list[int]:
-        """The same, dealt out to rounds of ``each``, and the rest."""
+        """Return the number of cycles of each round: ``each``, and the remainder in the last."""
         number = self.of(quick, full)
         return [each] * (number // each) + [number % each] * bool(number % each)
 
     def chance(self, *names: object) -> random.Random:
-        """Chance that ``SEED`` repeats: what is tried and when, though not how far the processes are by then."""
+        """Return random numbers that ``SEED`` repeats: the actions and their times, but not the progress of
+        processes."""
         words = " ".join(map(str, (self._seed, *names)))
         print(f"chance of {words!r}")
         return random.Random(words)
 
     def report(self, text: str) -> None:
-        """For whoever reads the output, and into the file ``CRASH_REPORT`` if one is named."""
+        """Print a report, and append it to the file that ``CRASH_REPORT`` names, if any."""
         line = f"{self._test}: {text}"
         print(line)
         if "CRASH_REPORT" in os.environ:

@@ -1,4 +1,4 @@
-"""A forgetful disk (forgetful_disk.py) mounted in a project."""
+"""Mounts a forgetful disk (forgetful_disk.py) in a project."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ class ForgetfulDisk:
         return dict(json.loads(answer))
 
     def cut(self, after: int | None = None) -> None:
-        """The power fails at the ``after``-th next change, or now."""
+        """Cut the power at the ``after``-th next change, or now."""
         self._do("cut", **({} if after is None else {"after": after}))
 
     def restore(self) -> int:
-        """What the power cut has left is there; how many pages and names were forgotten."""
+        """Restore the power, and return how many pages and names were forgotten."""
         return int(self._do("restore")["forgotten"])
 
     def fail(self, what: str, at: int, error: str = "EIO", *, forever: bool = False) -> None:
         self._do("fail", what=what, at=at, error=error, forever=forever)
 
     def heal(self) -> int:
-        """Nothing fails any more; how often something did."""
+        """End all faults, and return how often something failed."""
         return int(self._do("heal")["failed"])
 
     def failed(self) -> int:
@@ -53,7 +53,7 @@ class ForgetfulDisk:
 
 @contextmanager
 def forgetful_disk(project: Project, seed: str, at: Path | None = None) -> Iterator[ForgetfulDisk]:
-    """Mount it in the project's directory, or at a directory that is to be made."""
+    """Mount the disk in the project's directory, or at a new directory."""
     needs(
         os.geteuid() == 0 and os.access("/dev/fuse", os.R_OK | os.W_OK), "root and /dev/fuse, for a disk that forgets"
     )
@@ -69,6 +69,6 @@ def forgetful_disk(project: Project, seed: str, at: Path | None = None) -> Itera
         assert process.stdout is not None and process.stdout.readline(), "it could not be mounted"
         yield ForgetfulDisk(directory, process)
     finally:
-        # Who still uses it gets errors from here on.
+        # Processes that still use it get errors from here on.
         process.communicate(timeout=10)
         assert process.returncode == 0

@@ -1,24 +1,24 @@
-"""A file system that forgets at a power cut what was not synced, and fails when it is told to.
+"""File system that loses unsynced data at a power cut, and fails on command.
 
     forgetful_disk.py DIRECTORY SEED
 
-Mounts itself at DIRECTORY (by /dev/fuse, so it wants the right to mount) and serves until its standard input ends.
-A line of JSON there is a command; each is answered by a line on standard output.
+Mounts itself at DIRECTORY (through /dev/fuse, so it needs the right to mount) and serves until its standard input ends.
+Each line of JSON there is a command, answered by a line on standard output.
 
     {"do": "cut", "after": N}       the power fails at the N-th next change (write, sync, create, rename, unlink)
     {"do": "cut"}                   ... now. From then on everything fails with EIO
-    {"do": "restore"}               decides what the cut has left, and serves that; tells what was forgotten
+    {"do": "restore"}               decides what survives the cut, and serves that; reports what was forgotten
     {"do": "fail", "what": W, "at": K, "error": E, "forever": B}
                                     the K-th next W fails: sync, write, create, rename, unlink, read, open; or `short`:
-                                    writes take only a part. Tells of itself by `failed` in the next answers
+                                    writes take only a part. Reported as `failed` in the next answers
     {"do": "heal"}                  nothing fails any more
 
-Why not kill -9: what a killed process has written is in the operating system, which goes on. A power cut takes all that
-was not synced, or any part of it. What is kept of it here, page by page of 4 KiB:
+Why not kill -9: data that a killed process has written is in the operating system, which goes on. A power cut loses all
+unsynced data, or any part of it. These parts survive here, in pages of 4 KiB:
 
-- what was synced, always. Of what was written since, any version of each page, or its sectors of 512 bytes from any
-  two of them; pages are independent of each other and of the file's size
-- directory entries, only once their directory was synced; of the changes since, any subset
+- synced data, always. Of later writes, any version of each page, or 512-byte sectors from any two versions; pages are
+independent of each other and of the file's size
+- directory entries, only once their directory was synced; of later changes, any subset
 - a failed sync marks the pages clean without having written them, as Linux does (Rebello et al., "Can Applications
   Recover from fsync Failures?", 2020): they can still be read, by chance not even that, and no later sync writes them
 """
@@ -49,10 +49,10 @@ IN_HEADER = struct.Struct("<IIQQIIIHH")
 OUT_HEADER = struct.Struct("<IiQ")
 ATTR = struct.Struct("<6Q10I")
 ENTRY = struct.Struct("<4Q2I")
-# Nothing is cached by the kernel: each look finds what the disk holds by then.
+# The kernel caches nothing, so each read returns the current content of the disk.
 NO_CACHE = (0, 0)
 DIRECT_IO = 1
-# Requests of more than a page, atomic O_TRUNC, no separate open of directories and so on are not wanted; these are:
+# Only these features are enabled: not requests of more than a page, atomic O_TRUNC, or directories without open.
 BIG_WRITES, MAX_PAGES = 1 << 5, 1 << 22
 
 
@@ -70,7 +70,8 @@ class Node:
 
 @dataclass
 class File(Node):
-    """``cache`` is what is read; ``disk`` what is safe; ``dirty`` the versions of each page that were written since."""
+    """File: ``cache`` is the content for reads, ``disk`` the safe content, ``dirty`` each page's versions since
+    then."""
 
     cache: bytearray = field(default_factory=bytearray)
     disk: bytearray = field(default_factory=bytearray)
@@ -100,7 +101,7 @@ class File(Node):
         self.dirty.clear()
 
     def cut(self, chance: random.Random) -> int:
-        """Forgets, and says how many pages were not what was written last."""
+        """Forget unsynced data, and return the number of pages that differ from the last write."""
         forgotten = 0
         sizes = [len(self.disk), len(self.cache)]
         sizes += [size for page in self.dirty if min(sizes) <= (size := (page + 1) * PAGE) <= max(sizes)]
@@ -182,7 +183,7 @@ class Fault:
 
 
 class Disk:
-    """What the requests of the kernel do."""
+    """Handles the requests of the kernel."""
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
@@ -206,10 +207,10 @@ class Disk:
         self.nodes[node.number] = node
         return node
 
-    # What fails.
+    # Faults.
 
     def step(self, what: str) -> Fault | None:
-        """Before each thing that changes or reads the disk."""
+        """Apply faults and power cuts; called before each operation on the disk."""
         self.counts[what] = self.counts.get(what, 0) + 1
         if what not in ("read", "open"):
             if self.cut_after is not None:
@@ -231,7 +232,7 @@ class Disk:
 
     def serve(self, opcode: int, number: int, body: memoryview) -> bytes:
         if opcode in (20, 30):
-            # A sync takes its time, and what is cut in the midst of it is neither safe nor forgotten yet.
+            # A sync takes time, and data cut in the middle of it is neither safe nor forgotten yet.
             time.sleep(self.chance.uniform(0, SLOWEST_SYNC_S))
         with self.lock:
             request = self.requests.get(opcode)
@@ -285,7 +286,7 @@ class Disk:
         (size,) = struct.unpack_from("<Q", body, 16)
         if valid & 1 << 3:
             self.step("write")
-            # A truncation that is undone would be one more kind of loss; none of the journal's files is truncated.
+            # An undone truncation would be another kind of loss, but no file of the journal is truncated.
             self.file(number).resize(size)
         return self.getattr(number, body)
 
@@ -351,7 +352,7 @@ class Disk:
         if fault is None:
             node.sync()
             return b""
-        # An interrupted one has done nothing, and may be asked for again.
+        # An interrupted request has done nothing, and may be repeated.
         if isinstance(node, File) and fault.number != errno.EINTR:
             node.fail_to_sync(fault.reverts)
         raise Refused(fault.number)
@@ -419,7 +420,7 @@ def serve(disk: Disk, device: int) -> None:
             raise
         _, opcode, unique, number, *_ = IN_HEADER.unpack_from(request)
         if opcode in (2, 36, 42):
-            continue  # forget, interrupt: they want no answer
+            continue  # forget, interrupt: these need no answer
         failure, answer = 0, b""
         try:
             answer = disk.serve(opcode, number, memoryview(request)[IN_HEADER.size :])
@@ -428,7 +429,7 @@ def serve(disk: Disk, device: int) -> None:
         try:
             os.write(device, OUT_HEADER.pack(OUT_HEADER.size + len(answer), failure, unique) + answer)
         except OSError as error:
-            if error.errno != errno.ENOENT:  # who asked was killed meanwhile
+            if error.errno != errno.ENOENT:  # the caller has been killed
                 raise
 
 

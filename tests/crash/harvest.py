@@ -1,4 +1,4 @@
-"""Reads the results of all trees that were confirmed, and writes them into the books."""
+"""Reads the results of all confirmed trees, and writes them into the books."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
     planter.py SEED FIRST
 
-Some are under way at any time. Runs until SIGTERM, and can be killed at any moment.
+Several trees are in flight at any time. Runs until SIGTERM, and can be killed at any moment.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     producer.py NAME THREADS SEED
 
-Runs until SIGTERM, and then ends each call that it has begun. It can be killed at any moment.
+Runs until SIGTERM, then finishes each call that it has begun. It can be killed at any moment.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock import BrokerUnavailable, CallTimeout
 
 
 def call(producer: str, number: int, chance: random.Random) -> None:
-    """One call, of a kind that chance decides."""
+    """Make a call of a random kind."""
     label = f"{producer}/{number}"
     kind = chance.choices(["plain", "slow", "flaky", "delayed", "batch"], [6, 1, 1, 1, 1])[0]
     priority = chance.choice([4, 4, 9])
@@ -56,7 +56,7 @@ def main() -> None:
     name, threads, seed = sys.argv[1], int(sys.argv[2]), sys.argv[3]
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    # For a test that waits in vain, to see where.
+    # Shows where a test hangs that waits in vain.
     faulthandler.register(signal.SIGUSR1)
 
     def work(index: int) -> None:
@@ -70,7 +70,7 @@ def main() -> None:
     for thread in working:
         thread.start()
     for thread in working:
-        # Not for ever at once: a signal that comes just before such a wait begins is only seen after it.
+        # In slices, because a signal that arrives just before a wait is only seen after it.
         while thread.is_alive():
             thread.join(0.2)
 

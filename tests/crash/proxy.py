@@ -1,4 +1,4 @@
-"""A bad network, in user space: between clients and a server on TCP, it delays, cuts, swallows and dribbles."""
+"""Bad network in user space: a TCP proxy between clients and a server that delays, cuts, swallows and dribbles."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from dataclasses import dataclass
 
 @dataclass
 class Weather:
-    """What befalls bytes while it lasts."""
+    """Disturbances of the network while they last."""
 
     delay_s: float = 0.0
-    """Each piece waits a random part of this."""
+    """Longest random delay of each piece, in seconds."""
     dribbles: bool = False
-    """Each byte in a packet of its own."""
+    """Whether each byte is sent in a separate packet."""
     swallows: tuple[str, ...] = ()
-    """Directions, "there" and "back", in which nothing arrives any more; a connection that was hit stays so."""
+    """Directions, "there" and "back", in which no more data arrives. A connection that was hit stays that way."""
     refuses: bool = False
-    """Connections are accepted, and reset at once."""
+    """Whether connections are accepted and reset at once."""
 
 
 class Proxy:
@@ -44,7 +44,7 @@ class Proxy:
         self.cut()
 
     def cut(self, *, only_hit: bool = False) -> int:
-        """Reset the connections, all or those that something was swallowed of; how many there were."""
+        """Reset all connections, or only those that lost data; return their number."""
         with self._lock:
             cut = [one for one in self._connections if one.swallowed or not only_hit]
             self._connections.difference_update(cut)
@@ -112,10 +112,10 @@ class _Connection:
 
 
 def reset(end: socket.socket) -> None:
-    """Close with RST, and wake whoever reads from it here."""
+    """Close with RST, and wake local readers."""
     try:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         end.shutdown(socket.SHUT_RD)
     except OSError:
-        pass  # the other side was quicker
+        pass  # the other side closed it first
     end.close()

@@ -1,4 +1,4 @@
-"""Waits for results of confirmed jobs while everything dies around it, and writes what it sees into the books.
+"""Waits for results of confirmed jobs while other processes die, and writes what it sees into the books.
 
 reader.py          the newest confirmed job, again and again, until SIGTERM
 reader.py all      every job in the books, once
@@ -33,11 +33,11 @@ def follow() -> None:
     with open(os.environ["BOOKS"]) as lines:
         begun = ""
         while not stop.is_set():
-            # The last line may be only half read.
+            # The last line may be incomplete.
             *whole, begun = (begun + lines.read()).split("\n")
             confirmed = [line.split()[2] for line in whole if line.startswith("confirmed ")]
             if confirmed:
-                # The newest: a reader that lags would see results that were settled long ago.
+                # The newest job, because a reader that lags would see results that were settled long ago.
                 see(confirmed[-1], timeout=None)
             else:
                 stop.wait(0.005)

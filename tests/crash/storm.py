@@ -1,4 +1,4 @@
-"""A project under load, whose every process can be killed, and the books that are kept of it."""
+"""Project under load in which every process can be killed, with its books."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ TASKS = """
         return run
 """
 
-# Or it was told to end so soon after its start that nobody had begun to listen: then it has done nothing yet.
+# Or the signal came before the process had installed its handler; then it had not done anything yet.
 IN_ORDER = (0, -signal.SIGTERM)
 
 
 class Storm:
-    """Producers, workers, a reader, and a broker: a hidden one (``local:``) or a server at
-    ``server_url``, which clients and workers reach ``through`` another."""
+    """Producers, workers, a reader, and a broker: a hidden one (``local:``), or a server at ``server_url`` that clients
+    and workers reach ``through`` another URL."""
 
     producers = 2
     threads = 4
     workers = ("-c2", "-c3")
-    # Far more than a busy machine keeps a process waiting.
+    # Far longer than a busy machine delays a process.
     heartbeat_s = 3
 
     def __init__(
@@ -89,7 +89,7 @@ class Storm:
         self.reader = self.project.start(sys.executable, HERE / "reader.py")
 
     def heal(self) -> None:
-        """Start again whatever is dead (the hidden broker is started by who needs it)."""
+        """Restart every dead process, except the hidden broker, which its clients start."""
         if self._server_url and (self._server is None or self._server.returncode is not None):
             self._server = self.project.start(
                 "penstock", "server", "--listen", self._server_url, "--data", str(self._data)
@@ -105,7 +105,7 @@ class Storm:
             self._workers.append(self.project.worker("tasks:app", slots, "--heartbeat", str(self.heartbeat_s)))
 
     def wait_for_confirms(self, count: int) -> None:
-        """Until so many more calls were confirmed: the load is on again."""
+        """Wait until this many more calls were confirmed, so that the load is back."""
         mark = self.mark()
         eventually(
             lambda: self.confirms_since(mark) >= count,
@@ -131,7 +131,7 @@ class Storm:
         return self.project.broker_pid()
 
     def children(self) -> list[int]:
-        """The processes of all workers but the supervisors: zygotes and those that run jobs."""
+        """Return the processes of all workers except supervisors: zygotes and children."""
         return [pid for pid, command in self.project.processes().items() if "penstock._worker.zygote" in command]
 
     def kill(self, what: str) -> None:
@@ -151,7 +151,7 @@ class Storm:
         self.kills += len(kill_at_once([victim for victim in victims if victim is not None]))
 
     def end(self) -> Verdict:
-        """Let everything come to rest, see the result of every job, and judge."""
+        """Let everything finish, read the result of every job, and judge."""
         self.heal()
         for producer in self._producers:
             producer.signal(signal.SIGTERM)
@@ -165,7 +165,7 @@ class Storm:
         for worker in self._workers:
             worker.signal(signal.SIGTERM)
         for worker in self._workers:
-            # A worker whose zygote was killed while it loaded the app had failed to start, and says so.
+            # A worker whose zygote was killed while loading the app failed to start, and says so.
             started = "runs tasks:app" in worker.output
             assert worker.wait() in (IN_ORDER if started else (*IN_ORDER, 1)), worker.output
         return judge_file(self.books)
@@ -191,14 +191,14 @@ def free_port() -> int:
 
 
 def kill_at_once(pids: list[int]) -> list[int]:
-    """kill -9 of them all, in this order, and wait until they have gone; gives those that were still there."""
+    """Kill the processes with -9 in this order, wait until they are gone, and return those that still existed."""
     watches = []
     try:
         for pid in pids:
             try:
                 watch = pidfd(pid)
             except ProcessLookupError:
-                continue  # the death of another has ended it
+                continue  # it died with another one
             watches.append((pid, watch))
             os.kill(pid, signal.SIGKILL)
         for _, watch in watches:

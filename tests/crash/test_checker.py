@@ -1,4 +1,4 @@
-"""The judge of all tests by force finds each fault that it is there to find."""
+"""The judge of all tests by force finds each kind of fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wall's clock is set while no broker runs."""
+"""Setting the wall clock while no broker runs."""
 
 from __future__ import annotations
 
@@ -42,6 +42,6 @@ def test_a_countdown_goes_on_by_the_machines_clock_while_no_broker_runs(
     server.wait()
     serve(project, **wall_clock(step))
     project.worker("tasks:app", "-c", "1")
-    # Neither at once, nor an hour late.
+    # The job runs neither at once nor an hour late.
     assert soon.result(timeout=20) == "hello"
     assert slow.info().state == "delayed"

@@ -1,4 +1,4 @@
-"""A disk that fails, at any call: no confirm after it, a clear end, and the next broker has all that was confirmed."""
+"""A disk that fails at any call: no more confirms, a clear exit, and the next broker has all confirmed jobs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from crash.storm import Storm, kill_at_once
 from project import Project, eventually
 
 DISK_FAILED = 74
-# What fails, how, and whether for ever from then on.
+# Operation that fails, its error, and whether it fails forever from then on.
 FAULTS = [
     ("sync", "EIO", False),
     ("write", "EIO", False),
@@ -27,10 +27,10 @@ FAULTS = [
 
 @pytest.mark.timeout(7200)
 def test_after_a_failed_call_nothing_is_confirmed_and_the_next_broker_has_everything(cycles: Cycles) -> None:
-    """The k-th call fails, from the broker's first one on: while it recovers, and under load.
+    """The k-th call from the broker's start fails, during recovery or under load.
 
-    After each fault comes a power cut. The failed sync has left the system's memory and the disk at odds, as on
-    Linux: what a broker confirmed after it, or took from memory at its next start, would be gone by then.
+    A power cut follows each fault. As on Linux, a failed sync leaves the page cache and the disk inconsistent: jobs
+    that a broker confirmed after it, or read from the cache at its next start, would then be lost.
     """
     faults = itertools.cycle(FAULTS)
     came, ended = 0, 0
@@ -64,13 +64,13 @@ def test_after_a_failed_call_nothing_is_confirmed_and_the_next_broker_has_everyt
 
 
 def wait_for_fault(storm: Storm, disk: ForgetfulDisk) -> bool:
-    """Whether it came; then the broker has ended as it should, or has gone on, confirming."""
+    """Return whether the fault occurred, after which the broker exited as it should or kept confirming."""
     server, mark = storm.server(), storm.mark()
     eventually(lambda: disk.failed() or storm.confirms_since(mark) >= 60, 60, lambda: server.output)
     if not disk.failed():
         assert server.returncode is None, server.output
         return False
-    # A call that it can do without: the measuring of the disk, a spare segment.
+    # A call that the broker can do without: measuring the disk, or a spare segment.
     mark = storm.mark()
     eventually(lambda: server.returncode is not None or storm.confirms_since(mark) >= 20, 60, lambda: server.output)
     if server.returncode is not None:
@@ -130,7 +130,7 @@ def test_interrupted_calls_and_short_writes_are_no_failures(cycles: Cycles) -> N
 
 
 def test_a_disk_that_can_not_be_read_is_no_torn_journal(project: Project, cycles: Cycles) -> None:
-    """Taken for the end of the journal, a read that failed would cut off what was confirmed behind it."""
+    """If a failed read counted as the end of the journal, the confirmed records behind it would be cut off."""
     project.write("tasks.py", "from penstock import App\napp = App('shop')\n@app.task\ndef work(): ...\n")
     with forgetful_disk(project, "reads") as disk:
         url = f"unix:{project.directory}/socket"
@@ -143,7 +143,7 @@ def test_a_disk_that_can_not_be_read_is_no_torn_journal(project: Project, cycles
         server.wait()
         began = time.monotonic()
         for at in itertools.count(1):
-            # For ever: of one that fails once in the midst of a longer one, the system makes a short one.
+            # Failing forever, because the system turns a single failure within a longer call into a short one.
             disk.fail("read", at, forever=True)
             server = project.start(*command)
             eventually(lambda: server.returncode is not None or "listening" in server.output, 30)  # noqa: B023

@@ -15,7 +15,7 @@ VICTIMS = {"broker": 8, "child": 4, "supervisor": 3, "producer": 2, "all": 3}
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("kind", ["local", "server"])
 def test_kills_of_anything_under_load_lose_and_double_nothing(kind: str, cycles: Cycles) -> None:
-    """A long run is dealt out to rounds, each with a broker of its own, drained and judged."""
+    """A long run is split into rounds, each with its own broker, then drained and judged."""
     for number, kills in enumerate(cycles.rounds(10, 500, each=25)):
         chance = cycles.chance(kind, number)
         url = None if kind == "local" else f"tcp://127.0.0.1:{free_port()}"
@@ -24,12 +24,12 @@ def test_kills_of_anything_under_load_lose_and_double_nothing(kind: str, cycles:
             storm.begin()
             for _ in range(kills):
                 storm.wait_for_confirms(30)
-                # A random moment; a shorter wait gives no other kinds of moments, only more of them.
+                # A random moment; a shorter wait would add more moments, but no other kinds of moments.
                 time.sleep(chance.uniform(0, 2 if cycles.long else 0.8))
                 storm.kill(chance.choices(list(VICTIMS), list(VICTIMS.values()))[0])
                 storm.heal()
             verdict = storm.end()
             cycles.report(f"{kills} cycles, {storm.kills} processes killed; {verdict}")
-            # The last calls of a producer that was killed have no end at all; every other one was confirmed.
+            # The last calls of a killed producer have no outcome; every other call was confirmed.
             assert verdict.failed_calls == 0
             assert storm.kills >= kills

@@ -1,4 +1,4 @@
-"""A bad network between clients, workers and a server: they recover by themselves, and every call ends in time."""
+"""A bad network between clients, workers and a server: they recover automatically, and every call returns in time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_bad_network_loses_and_doubles_nothing(cycles: Cycles) -> None:
                     proxy.cut()
                 time.sleep(chance.uniform(0, 1))
                 proxy.weather = Weather()
-                # A route that comes back resets what it no longer knows; or tells nobody, and silence must do.
+                # A restored route may reset connections that it no longer knows, or stay silent.
                 proxy.cut(only_hit=not cycles.long or chance.random() < 0.8)
             verdict = storm.end()
             cycles.report(f"{times} spells of bad network; {verdict}")

@@ -1,7 +1,7 @@
-"""A power cut at any moment: what a kill -9 can't show, since what a killed process wrote is still in the system.
+"""A power cut at any moment. A kill -9 cannot test this, because the system keeps what a killed process wrote.
 
-The broker's data lies on a file system that forgets what was not synced (forgetful_disk.py): pages, parts of pages,
-names. Everything that was confirmed must be there when the power is back.
+The broker's data is on a file system that loses unsynced pages, parts of pages, and names (forgetful_disk.py). All
+confirmed jobs must be there when the power is back.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ def test_power_cuts_under_load_lose_nothing_that_was_confirmed(cycles: Cycles) -
                     time.sleep(chance.uniform(0, 0.3))
                     disk.cut()
                 else:
-                    # Between any two things that the broker does to the disk.
+                    # Between any two disk operations of the broker.
                     disk.cut(after=chance.randrange(1, 40))
                     eventually(disk.is_off, 30)
                 kill_at_once([storm.server().pid])
                 forgotten += disk.restore()
                 if chance.random() < 0.3:
-                    # ... and again, while the next broker recovers, however far it gets.
+                    # And again while the next broker recovers, at any point.
                     disk.cut(after=chance.randrange(1, 12))
                     storm.heal()
                     eventually(lambda storm=storm: disk.is_off() or storm.server().returncode is not None, 30)
@@ -53,7 +53,7 @@ def test_power_cuts_under_load_lose_nothing_that_was_confirmed(cycles: Cycles) -
 
 @pytest.mark.timeout(7200)
 def test_a_power_cut_at_each_of_the_first_steps_of_a_journal_leaves_one_that_starts(cycles: Cycles) -> None:
-    """Before anything is confirmed there is nothing to lose; but the next broker must not stumble over what is left."""
+    """Before the first confirm there is nothing to lose, but the next broker must cope with the remains."""
     with Project.fresh() as project, forgetful_disk(project, f"{cycles.chance().random()}") as disk:
         url = f"unix:{project.directory}/socket"
         for step in range(1, cycles.of(8, 40) + 1):

@@ -1,4 +1,4 @@
-"""Thousands of deaths and storms of signals: nothing is lost, and nothing gathers in a worker."""
+"""Thousands of deaths and storms of signals: no job is lost, and nothing accumulates in a worker."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def test_no_zombies_no_descriptors_and_no_memory_are_left_by_deaths(shop: Shop, 
         # Both slots have a process again.
         eventually(lambda: held(worker.pid, zygote)[-1] == 2, 30)
 
-    # What is allocated once has been allocated after some.
+    # One-time allocations have happened after a few deaths.
     die(20)
     before, memory_kb = held(worker.pid, zygote), (resident_kb(worker.pid), resident_kb(zygote))
     number = cycles.of(40, 10_000)
     for _ in range(0, number, 40):
         die(40)
-    # (A descriptor more is a fork under way.)
+    # (One more descriptor is a fork in progress.)
     eventually(lambda: all(now <= then for now, then in zip(held(worker.pid, zygote), before, strict=True)), 30)
     after, later_kb = held(worker.pid, zygote), (resident_kb(worker.pid), resident_kb(zygote))
     cycles.report(
@@ -48,7 +48,7 @@ def test_no_zombies_no_descriptors_and_no_memory_are_left_by_deaths(shop: Shop, 
 
 
 def held(supervisor: int, zygote: int) -> tuple[int, ...]:
-    """Descriptors of both, and how many processes the zygote has, dead ones too."""
+    """Return the number of descriptors of both processes, and of the zygote's children, including dead ones."""
     children = 0
     for name in os.listdir("/proc"):
         try:
@@ -73,7 +73,7 @@ def test_storms_of_signals_end_a_worker_in_order_or_by_force_and_lose_nothing(sh
             time.sleep(chance.uniform(0, 0.002))
         ends[worker.wait(30)] += 1
         assert ends.keys() <= {0, 4}, worker.output
-        # By force, they die of their parent's death, a moment after it.
+        # When forced, they die just after their parent.
         eventually(
             lambda: not [line for line in shop.project.processes().values() if "penstock._worker.zygote" in line]
         )
@@ -84,7 +84,7 @@ def test_storms_of_signals_end_a_worker_in_order_or_by_force_and_lose_nothing(sh
 
 @pytest.mark.timeout(7200)
 def test_an_end_in_order_runs_no_job_twice(shop: Shop, cycles: Cycles) -> None:
-    """One signal, at any moment: what has begun ends, and what has not goes back."""
+    """A signal at any moment: jobs that have begun end, and the others are handed back."""
     chance = cycles.chance()
     number = cycles.of(2, 500)
     for turn in range(number):

@@ -1,4 +1,4 @@
-"""kill -9 of broker and workers while schedules fire each second: each time has one job or none, as its policy says."""
+"""kill -9 of broker and workers while schedules fire each second: each time has a job or none, as its policy says."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ TASKS = """
         note("end", schedule)
 """
 
-# Seconds that a run takes, and the policies.
+# Seconds of a run, and the policies.
 SCHEDULES: dict[str, tuple[float, dict[str, Any]]] = {
     "quick": (0.05, {}),
     "skip": (1.3, {"overlap": "skip"}),
@@ -61,7 +61,7 @@ class Run:
 
     @property
     def time_ms(self) -> int:
-        """The time that the job is for: its id begins with that."""
+        """Time for which the job was created: its id begins with it."""
         return int(self.job.replace("-", "")[:12], 16)
 
 
@@ -93,7 +93,7 @@ def test_each_time_is_decided_once_through_kills_of_anything(project: Project, c
     worker = start(project)
     ledger = project.directory / "ledger"
     for _ in range(kills):
-        # Jobs run again; then a random moment of a second, and now and then a long while.
+        # Wait until jobs run again, then until a random moment of a second, and sometimes much longer.
         wait_for_a_job(ledger, worker)
         time.sleep(chance.choice((chance.uniform(0, 1), chance.uniform(0, 1), chance.uniform(1, 3))))
         victim = chance.choice(("broker", "broker", "supervisor", "child", "broker and supervisor"))
@@ -104,12 +104,12 @@ def test_each_time_is_decided_once_through_kills_of_anything(project: Project, c
         if "supervisor" in victim:
             victims.append(worker.pid)
         if "child" in victim:
-            # Of those that run jobs, or the one that forks them: its end is that of the worker.
+            # Kills a child, or the zygote, whose death ends the worker.
             children = [pid for pid, words in project.processes().items() if "penstock._worker.zygote" in words]
             victims += chance.sample(children, min(1, len(children)))
         kill_at_once([pid for pid in victims if pid is not None])
         worker = alive(project, worker)
-    # Another time comes, and all that was made has ended.
+    # Another time has come, and all created jobs have ended.
     last = {name: decided(schedule(app, name)) for name in SCHEDULES}
     for name in SCHEDULES:
         eventually(lambda name=name: decided(schedule(app, name)) > last[name], 60)
@@ -117,7 +117,7 @@ def test_each_time_is_decided_once_through_kills_of_anything(project: Project, c
 
     def is_over() -> bool:
         nonlocal worker
-        # One whose zygote was killed ends a little later.
+        # A worker whose zygote was killed exits a little later.
         worker = alive(project, worker)
         return not any(schedule(app, name).running for name in SCHEDULES)
 
@@ -131,14 +131,14 @@ def test_each_time_is_decided_once_through_kills_of_anything(project: Project, c
         run_times = {run.time_ms for run in runs[name]}
         assert all((each - start_ms) % 1000 == 0 for each in run_times), (name, start_ms, sorted(run_times))
         assert len(run_times) == len(made), f"{name}: a time has had two jobs"
-        # A time that waits for the end of the job before may be the last of all.
+        # A time that waits for the end of the previous job may be the last one.
         assert info.fired + info.skipped + info.missed - times in ((0, -1) if info.queued else (0,)), (
             name,
             info,
             times,
         )
         if policy.get("overlap") == "cancel_previous":
-            # One may be cancelled before it has begun.
+            # A job may be cancelled before it has begun.
             assert len(made) <= info.fired, (name, info)
         else:
             assert len(made) == info.fired, (name, info, sorted(run_times))
@@ -155,7 +155,7 @@ def wait_for_a_job(ledger: Path, worker: Process) -> None:
 
 
 def alive(project: Project, worker: Process) -> Process:
-    """Return the worker, or another one if it has ended."""
+    """Return the worker, or a new one if it has exited."""
     return worker if worker.returncode is None else start(project)
 
 
@@ -170,7 +170,7 @@ def schedule(app: App, name: str) -> ScheduleInfo:
 
 
 def decided(info: ScheduleInfo) -> datetime:
-    """The last time that has had its decision."""
+    """Return the last time that was decided."""
     times = [at for at in (info.last_at, info.skipped_at) if at is not None]
     return max(times, default=datetime.min.replace(tzinfo=info.next[0].tzinfo if info.next else None))
 

@@ -1,4 +1,4 @@
-"""A worker or a broker that is silent for longer than a heartbeat, and then goes on as if nothing had been."""
+"""A worker or a broker that is silent for longer than a heartbeat, and then continues as if nothing had happened."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from project import Process, Project, eventually
 from worker.odd_shop import parent_of
 
 HERE = Path(__file__).parent
-# Long enough for a busy machine not to keep one waiting for it that nobody has stopped.
+# Long enough that a busy machine does not delay a running process this much.
 HEARTBEAT_S = 2
 
 TASKS = """
@@ -40,7 +40,7 @@ TASKS = """
 
 
 class Stage:
-    """Some workers of one slot, and jobs that run until they are released."""
+    """Workers with one slot each, and jobs that run until they are released."""
 
     def __init__(self, project: Project, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.project = project
@@ -67,13 +67,13 @@ class Stage:
         return [words[-1] for words in lines if words[:2] == ["begin", label]]
 
     def pid_of(self, run: str) -> int:
-        """The process that runs it, once it has begun."""
+        """Wait until the job has begun, and return the process that runs it."""
         file = self.project.directory / run.replace("/", ".")
         eventually(lambda: file.exists() and file.read_text(), 30)
         return int(file.read_text())
 
     def worker_of(self, run: str) -> tuple[Process, list[int]]:
-        """The worker that runs it, and all its processes."""
+        """Return the worker that runs the job, and all processes of that worker."""
         child = self.pid_of(run)
         zygote = parent_of(child)
         supervisor = parent_of(zygote)
@@ -100,7 +100,7 @@ class Stage:
 def test_a_worker_that_was_stopped_beyond_its_heartbeat_is_fenced_off(
     project: Project, cycles: Cycles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another has run its job meanwhile: there is one result, of the run that held the lease."""
+    """Another worker has run its job: there is one result, of the run that held the lease."""
     stage = Stage(project, 2, monkeypatch)
     chance = cycles.chance()
     number = cycles.of(5, 500)
@@ -109,14 +109,14 @@ def test_a_worker_that_was_stopped_beyond_its_heartbeat_is_fenced_off(
         stage.enqueue(label)
         first = stage.wait_for_runs(label, 1)
         worker, processes = stage.worker_of(first)
-        # The supervisor alone, so that the job ends while nobody can tell of it; or all of the worker.
+        # Stop only the supervisor, so that the job ends while nothing can report it; or the whole worker.
         stopped = chance.choice([processes[:1], processes])
         for pid in stopped:
             os.kill(pid, signal.SIGSTOP)
         second = stage.wait_for_runs(label, 2)
         told = worker.output.count("were given to others")
         if chance.random() < 0.5:
-            # The other one ends it before the zombie stirs ...
+            # The other worker finishes the job before the zombie wakes up ...
             stage.release(label)
             assert stage.jobs[label].result(timeout=30) == second
         for pid in stopped:
@@ -146,7 +146,7 @@ def test_nobody_loses_a_lease_by_the_silence_of_the_broker(
         broker = project.broker_pid()
         assert broker is not None
         os.kill(broker, signal.SIGSTOP)
-        # Its worker takes it for dead meanwhile, and tries to reach another.
+        # Meanwhile its worker considers it dead, and tries to reach another broker.
         time.sleep(chance.uniform(1.1, 2) * HEARTBEAT_S)
         os.kill(broker, signal.SIGCONT)
         stage.release(label)

@@ -1,4 +1,4 @@
-"""The evaluator of workflows tells what people would, and the judge of their books finds each fault."""
+"""The evaluator of workflows gives the expected answers, and the judge of their books finds each fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kill -9 of broker, workers and creators at any moment of workflows: each ends as a direct evaluation of it says."""
+"""kill -9 of broker, workers and creators at any moment: each workflow ends like a direct evaluation of it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VICTIMS = {"broker": 5, "worker": 3, "child": 3, "creator": 5}
 
 @pytest.mark.timeout(14400)
 def test_workflows_end_as_evaluated_whatever_is_killed_meanwhile(cycles: Cycles) -> None:
-    """A long run is dealt out to rounds, each with a broker of its own, whose trees all end and are judged."""
+    """A long run is split into rounds, each with its own broker, whose trees all end and are judged."""
     totals: dict[str, int] = dict.fromkeys(VICTIMS, 0)
     for number, kills in enumerate(cycles.rounds(12, 1000, each=25)):
         chance = cycles.chance("forest", number)

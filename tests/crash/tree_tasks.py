@@ -1,6 +1,6 @@
-"""The tasks that trees consist of (trees.py), and steps made of trees.
+"""Tasks that trees consist of (trees.py), and the conversion of trees to steps.
 
-Each run first writes a line into the books: its job, its attempt, and which runs its arguments are of.
+Each run first writes a line into the books: its job, its attempt, and the runs that produced its arguments.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import trees
 import penstock
 from penstock import App, Failure, chunks, current_job
 
-# No call fails while its broker is killed: the next one is there long before this.
+# Long enough that no call fails while its broker is killed: the next one starts much sooner.
 app = App("trees", call_timeout=30)
 
 _books: list[int] = []
@@ -31,12 +31,12 @@ class Boom(Exception):
 def write(event: str, **about: object) -> None:
     if not _books:
         _books.append(os.open(os.environ["BOOKS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600))
-    # One call a line: a kill -9 tears none, and their order is an order in which things happened.
+    # One call per line: a kill -9 tears none, and their order is an order in which things happened.
     os.write(_books[0], (json.dumps({"event": event, **about}) + "\n").encode())
 
 
 def shape(value: Any) -> Any:
-    """Return a value that a task was given or a client has read, as the evaluator tells it."""
+    """Return a value that a task received or a client read, in the evaluator's form."""
     match value:
         case {"value": str(text), "pad": str(pad)} if pad == "x" * len(pad) and text.endswith(f"+{len(pad)}"):
             return text
@@ -81,7 +81,7 @@ def begin(label: str, values: list[Any]) -> str:
         saw=runs_in(values),
         failures=failures_in(values),
     )
-    # Long enough to be killed in, now and then.
+    # Long enough that some runs are killed.
     time.sleep(random.Random(label).choice([0, 0, 0.002, 0.02]))
     return run
 
@@ -115,7 +115,7 @@ def retried(*values: object, label: str, failures: int, pad: int = 0) -> dict[st
 
 @app.task(max_crashes=255)
 def leaf(*values: object, label: str = "") -> dict[str, object]:
-    # The item is the last argument: before it may be what the step before has given.
+    # The item is the last argument; the result of the previous step may precede it.
     label, _, kind = str(values[-1]).partition(" ")
     run = begin(label, [])
     if kind == "fail":
@@ -138,7 +138,7 @@ def result(label: str, run: str, attempt: int, values: list[Any], pad: int) -> d
 
 
 def built(tree: trees.Tree, chance: random.Random) -> Any:
-    """Compose the steps of a tree, in one or another of the ways in which that can be written."""
+    """Compose the steps of a tree, in one of the equivalent ways to write it."""
     match tree:
         case trees.Call():
             made = call(tree)

@@ -1,9 +1,9 @@
-"""Random workflows as plain data, and what becomes of them, told without the product.
+"""Random workflows as plain data, and their outcomes, computed without the product.
 
-A tree is drawn from a seed, so that each process that knows its number knows the tree. `evaluate` walks it and tells
-its result, which calls run, and what each is given. Tasks are pure functions of their label, their arguments and the
-attempt, so there is one answer, whatever dies meanwhile. A step that fails has an answer as well: the labels of the
-calls that it may have failed for, of which a group names those that came first.
+A tree is drawn from a seed, so every process that knows its number knows the tree. `evaluate` walks it and returns its
+result, the calls that run, and the arguments of each. Tasks are pure functions of their label, their arguments and the
+attempt, so there is one answer, whatever dies. A failed step has an answer, too: the labels of the calls that may have
+failed it, of which a group names those that came first.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 DEEPEST = 6
 WIDEST = 40
-# Retries of a call that fails at first, or each time.
+# Retries of a call that fails at first, or every time.
 RETRIES = 3
 
 
@@ -30,14 +30,14 @@ class Step:
 class Call(Step):
     label: str
     kind: str = "ok"
-    """ok, flaky (fails at first), fail, stubborn (fails each attempt), late (expires before it is due)."""
+    """Kind: ok, flaky (fails at first), fail, stubborn (fails each attempt), late (expires before it is due)."""
     failures: int = 0
-    """Attempts that fail."""
+    """Number of failing attempts."""
     takes: bool = True
     kept: str = "day"
-    """How its result is kept: day, briefly, or not at all (but for the step that reads it)."""
+    """Lifetime of its result: day, briefly, or not at all (except for the step that reads it)."""
     pad: int = 0
-    """Bytes that its result is larger."""
+    """Extra bytes of its result."""
     is_async: bool = False
 
     def attempts(self) -> int:
@@ -65,7 +65,7 @@ class EmptyChord(Step):
 @dataclass(frozen=True)
 class MapReduce(Step):
     label: str
-    """Of its reduces, of which there are several; leaves have `LABEL.i`."""
+    """Label shared by its reduces; leaves have `LABEL.i`."""
     items: tuple[str, ...]
     """What becomes of each: ok or fail."""
     fan_in: int
@@ -74,11 +74,11 @@ class MapReduce(Step):
 @dataclass(frozen=True)
 class Chunks(Step):
     label: str
-    """Of no call: those have `LABEL.i`."""
+    """Label of the group; its calls have `LABEL.i`."""
     items: tuple[str, ...]
     """What becomes of each: ok or fail."""
     size: int
-    """Calls that one job makes."""
+    """Number of calls per job."""
 
 
 Tree: TypeAlias = Call | Chain | Group | EmptyChord | MapReduce | Chunks
@@ -97,9 +97,9 @@ class _Drawing:
         self._number = number
         self._labels = 0
         self._room = WIDEST
-        # Some trees have much to fail for, and most little: or nothing deep would ever succeed.
+        # A few trees have many reasons to fail and most have few, or nothing deep would ever succeed.
         self._fails = chance.choice([0.0, 0.02, 0.1, 0.25])
-        # More than fits beside a delivery: what reads a few of them has to ask for them.
+        # More than fits into a delivery: a step that reads a few of them has to ask for them.
         self._pads = chance.choices([0.02, 0.7], [12, 1])[0]
 
     def root(self) -> Tree:
@@ -113,7 +113,7 @@ class _Drawing:
         return f"{self._number}.{self._labels - 1}"
 
     def _tree(self, depth: int, waits: bool, inner: bool) -> Tree:
-        """``waits``: something is before it. ``inner``: a later step reads its value, or nobody does."""
+        """Draw a step. ``waits``: it has a previous step. ``inner``: a later step, or nothing, reads its value."""
         chance = self._chance
         if depth <= 0 or self._room <= 0:
             return self._with_callbacks(self._call(waits, inner), depth)
@@ -201,14 +201,14 @@ class _Drawing:
 
 @dataclass(frozen=True)
 class Failed:
-    """The value of a step that failed, for some of these calls."""
+    """Value of a step that failed because of some of these calls."""
 
     roots: frozenset[str]
 
 
 @dataclass(frozen=True)
 class Blocked:
-    """What a step gets whose predecessor failed: it does not run, and counts as failed for the same calls."""
+    """Value of a step whose predecessor failed: it does not run, and counts as failed for the same calls."""
 
     roots: frozenset[str]
 
@@ -218,13 +218,13 @@ Value: TypeAlias = "str | list[Value] | Failed"
 
 @dataclass(frozen=True)
 class Ran:
-    """A call that runs: what it returns at last, if it does, and whose failures it may be told of."""
+    """Call that runs: its final result, if any, and the failures that it may receive."""
 
     value: str | None
     attempts: int
     roots: frozenset[str] = frozenset()
     jobs: int = 1
-    """More than one is an errback of several members of a group."""
+    """Number of runs; more than one for an errback of several members of a group."""
 
 
 @dataclass
@@ -232,7 +232,7 @@ class Verdict:
     result: Value = ""
     calls: dict[str, Ran] = field(default_factory=dict)
     reduces: dict[str, bool] = field(default_factory=dict)
-    """Labels of reduces, and whether all of theirs run; else some may."""
+    """Labels of reduces, and whether all of their jobs run; otherwise some may."""
 
 
 _NOTHING = object()
@@ -285,7 +285,7 @@ def _call(call: Call, given: object, verdict: Verdict) -> Value:
 def _chain(chain: Chain, given: object, verdict: Verdict) -> Value:
     for step in chain.steps:
         if isinstance(step, Group) and not step.members:
-            # Skipped; but where nothing was before it, it is a list without members.
+            # Skipped, except at the beginning, where it is an empty list.
             given = [] if given is _NOTHING else given
             continue
         given = _evaluate(step, given, verdict)
@@ -336,7 +336,7 @@ def _chunks(tree: Chunks, given: object, verdict: Verdict) -> Value:
         for label, kind in list(zip(labels, tree.items, strict=True))[first : first + tree.size]:
             verdict.calls[label] = Ran(None if kind == "fail" else label, 1)
             if kind == "fail":
-                # The calls after it are not made.
+                # Later calls are not made.
                 failed.add(label)
                 break
             chunk.append(label)
@@ -353,7 +353,7 @@ def _roots(values: Value | list[Value]) -> frozenset[str]:
     return frozenset()
 
 
-# What tasks return, here as in the worker.
+# Return values of tasks, here as in the worker.
 
 
 def pure(label: str, attempt: int, values: list[Value], pad: int = 0) -> str:
@@ -366,12 +366,12 @@ def reduced(values: list[str]) -> str:
 
 
 def named_in(text: str) -> list[str]:
-    """Return the calls that the text of an error names, or of several: each says `boom LABEL.` of itself."""
+    """Return the calls that an error's text names: each says `boom LABEL.`."""
     return re.findall(r"boom (\S+?)\.(?!\d)", text)
 
 
 def shown(value: Value) -> object:
-    """A value as it can be compared: of a failure only that it is one."""
+    """Return a comparable form of a value, in which all failures are equal."""
     match value:
         case Failed():
             return "!"

@@ -1,4 +1,4 @@
-"""A group of Celery's tasks."""
+"""Way of a group of Celery tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A group of Penstock's jobs."""
+"""Way of a group of Penstock jobs."""
 
 from examples.breakdown.queries import Row, countries
 from examples.breakdown.tasks import of_country

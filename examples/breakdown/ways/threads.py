@@ -1,4 +1,4 @@
-"""A pool of threads in the program, shared by all requests."""
+"""Way of a thread pool in the program, shared by all requests."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""One query for all countries, in the thread of the request."""
+"""Way of a single query for all countries, in the thread of the request."""
 
 from examples.breakdown.queries import Row, of_all
 
