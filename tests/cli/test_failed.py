@@ -148,7 +148,7 @@ def test_one_is_shown_with_the_traceback_of_each_attempt(shop: Project) -> None:
     assert by_both[0] == by_both[1]
     waiting = tasks.send.options(queue="nobody").delay("b")
     refused = shop.penstock("failed", "show", waiting.id)
-    assert refused.returncode == 1 and "is waiting, and not among the failed jobs" in refused.output
+    assert refused.returncode == 1 and "is waiting, so it is not a failed job" in refused.output
 
 
 def test_a_count_comes_before_anything_is_done(shop: Project) -> None:
@@ -208,7 +208,7 @@ def test_jobs_are_named_by_their_ids(shop: Project) -> None:
     again = shop.penstock("failed", "retry", one.id, two.id)
     assert again.returncode == 1
     assert "retried 1 failed job\n" in again.output
-    assert f"{one.id} was not retried: it is waiting, not failed" in again.output
+    assert f"{one.id} was not retried: the job is waiting, not failed" in again.output
     nobody = "0190aaaa-0000-7000-8000-000000000001"
     for command in (["failed", "rm"], ["job", "retry"], ["job", "show"], ["failed", "show"], ["job", "cancel"]):
         unknown = shop.penstock(*command, nobody)

@@ -477,7 +477,7 @@ def test_a_burst_ends_when_the_jobs_of_all_kinds_have_run(project: Project) -> N
         (("--async", "0"), "a process without slots runs nothing; give at least 1, or leave the option out"),
         (("--threads", "many"), "give a number from 1 to 32000"),
         (("--processes", "2"), "without --threads, use -c N"),
-        (("-c", "100", "--threads", "1000"), "these are 100101 slots, and a worker has at most 32000"),
+        (("-c", "100", "--threads", "1000"), "100101 slots are too many: a worker has at most 32000"),
     ],
 )
 def test_slots_that_a_worker_cannot_have_are_refused(project: Project, options: tuple[str, ...], says: str) -> None:

@@ -96,7 +96,7 @@ def test_a_worker_that_drains_waits_for_its_jobs_without_a_limit(shop: Shop) -> 
     # A drain can't be undone, and a second one is no second signal.
     assert order(shop, "drain", "mill") == said
     for other in ("resume", "pause"):
-        assert "mill refuses: it is about to end" in order(shop, other, "mill", code=1)
+        assert "mill refused: it is about to end" in order(shop, other, "mill", code=1)
     assert "start another worker" in order(shop, "resize", "mill", "-c", "3", code=1)
     # People are told of jobs that nobody takes.
     log = shop.project.data / "broker.log"
@@ -157,7 +157,7 @@ def test_orders_are_for_all_workers_or_for_those_that_are_named(shop: Shop) -> N
     # Nobody is at a terminal to be asked.
     refused = order(shop, "stop", "--all", code=2)
     assert "Stop 2 workers" in refused
-    assert "give -y" in refused
+    assert "Give -y" in refused
     order(shop, "stop", "--all", "-y")
     assert [process.wait(30) for process in processes] == [0, 0]
     assert order(shop, "stop", "--all", "-y") == "no worker is connected\n"
@@ -173,7 +173,7 @@ def test_a_worker_that_can_not_be_asked_is_named_with_the_reason(shop: Shop) -> 
     # A client is no worker, whatever it is called; and others are asked all the same.
     said = order(shop, "pause", "nobody", "mill", "twin", code=1)
     assert "mill: paused" in said
-    assert "2 of 3 workers did not do it" in said
+    assert "2 of 3 workers did not carry out the order" in said
     run = shop.project.penstock("workers", "pause", "nobody", "mill", "--json")
     items = json.loads(run.output.splitlines()[0])
     assert [(item["name"], item.get("state")) for item in items] == [("nobody", None), ("mill", "paused")]
@@ -189,7 +189,7 @@ def test_a_worker_that_is_lost_while_it_is_asked_is_said_to_be(shop: Shop) -> No
         said = order(shop, "pause", "mill", code=1)
     finally:
         mill.signal(signal.SIGCONT)
-    assert "mill has ended, or lost its connection, before it replied" in said
+    assert "mill exited or lost its connection before it replied" in said
     assert "penstock workers ls" in said
     # It is connected again, and does what it is asked to.
     eventually(lambda: state(shop) is not None and workers(shop)["mill"]["connected"], 30, lambda: mill.output)

@@ -202,7 +202,7 @@ def test_processes_with_threads_are_replaced_though_their_jobs_run_on(resized: R
 def test_beyond_what_it_was_started_for_a_worker_has_to_start_again(resized: Resized) -> None:
     worker = resized.start(PROCESS, 1)
     said = resized.resize("-c", 4000, code=1)
-    assert "mill refuses: that takes" in said
+    assert "mill refused: that takes" in said
     assert "start it again" in said
     assert "Nothing was changed" in said
     assert "it has no threads: start it again with --threads" in resized.resize("--threads", 2, code=1)

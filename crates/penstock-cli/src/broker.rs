@@ -82,7 +82,7 @@ fn stop(arguments: &StopArguments) -> Result<(), Failure> {
     }
     let waiting = match workers {
         0 => String::new(),
-        1 => "; one worker waits until a client starts it again".to_owned(),
+        1 => "; a worker waits until a client starts it again".to_owned(),
         many => format!("; {many} workers wait until a client starts it again"),
     };
     show(&format!(

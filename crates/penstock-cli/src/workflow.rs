@@ -180,7 +180,7 @@ fn list(arguments: &ListArguments) -> Result<(), Failure> {
     match are_all {
         true => Ok(()),
         false => show(&format!(
-            "these are the newest {} matches; --limit 0 lists all\n",
+            "these are the newest {} that match; --limit 0 lists all\n",
             found.len()
         )),
     }
