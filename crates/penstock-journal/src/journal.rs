@@ -6,13 +6,14 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use penstock_faults::perhaps;
+use penstock_message::Space;
 
 use crate::format::{
     BatchHeader, FIRST_BATCH, LONGEST_PART, PAGE, RecordHeader, RecordKind, RecordPart,
     batch_aligned,
 };
 use crate::marks::{ReadAt, RecordIndex, RecordMark, Spacing};
-use crate::spares::{SharedSpares, Space};
+use crate::spares::SharedSpares;
 
 /// A journal's sizes. The defaults suit everybody but tests.
 #[derive(Clone, Debug)]

@@ -40,7 +40,7 @@ pub use reader::{JournalReader, ReadError};
 pub use recovery::{NotReplayed, RecoveryReport, Replay, Replayed};
 pub use repair::{RepairError, RepairReport, repair};
 pub use salvage::Lost;
-pub use spares::{Space, Spares, is_full};
+pub use spares::{Spares, is_full};
 pub use storage::{DiskStorage, Storage, StoredFile};
 pub use upgrade::{UPGRADE_COMMAND, Upgraded, upgrade};
 pub use writer::{WriteError, Writer};

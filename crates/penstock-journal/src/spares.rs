@@ -11,6 +11,8 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use penstock_message::Space;
+
 use crate::format::{FIRST_BATCH, segment_name};
 use crate::journal::JournalOptions;
 use crate::reserve;
@@ -23,29 +25,14 @@ const HARDLY_USED_BYTES: u64 = 64 << 10;
 /// The bytes that are written at a time to fill a file.
 const FILL_BYTES: u64 = 1 << 20;
 
-/// Who must stop because the disk is full. Each level comes when one more of the reserves is used up,
-/// so that what frees space can go on longest. Reclaiming is never to be stopped.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-#[repr(u8)]
-pub enum Space {
-    #[default]
-    Plenty,
-    /// New work is refused.
-    NoPublishes,
-    /// New work is refused, and nothing more is handed out.
-    NoLeases,
-    /// New work is refused, and nothing is handed out or settled: the rest is for reclaiming.
-    NoSettlements,
-}
-
-impl Space {
-    const ALL: [Self; 4] = [
-        Self::Plenty,
-        Self::NoPublishes,
-        Self::NoLeases,
-        Self::NoSettlements,
-    ];
-}
+/// Levels of [`Space`] by the number of reserves that are used up: each one more stops one more kind of work, so that
+/// work which frees space can go on longest. Reclaiming never stops.
+const LEVELS: [Space; 4] = [
+    Space::Plenty,
+    Space::NoPublishes,
+    Space::NoLeases,
+    Space::NoSettlements,
+];
 
 /// Whether there is no space, or no more is allowed: what may change at any moment.
 pub fn is_full(error: &io::Error) -> bool {
@@ -134,7 +121,7 @@ impl SpareState {
         // Without a reserve, or while a batch found no room, new work is refused though no spare is missing.
         let missing = self.kept_count.saturating_sub(self.ready.len()).max(1);
         match self.is_full {
-            true => Space::ALL[missing.min(Space::ALL.len() - 1)],
+            true => LEVELS[missing.min(LEVELS.len() - 1)],
             false => Space::Plenty,
         }
     }
@@ -173,7 +160,7 @@ impl SharedSpares {
     }
 
     pub fn space(&self) -> Space {
-        Space::ALL[usize::from(self.space.load(Ordering::Acquire))]
+        LEVELS[usize::from(self.space.load(Ordering::Acquire))]
     }
 
     /// How much of what is free is spoken for.

@@ -189,7 +189,8 @@ pub(crate) fn measure_sync<S: Storage>(storage: S) -> std::io::Result<()> {
 #[cfg(test)]
 mod tests {
     use penstock_journal::sim::SimStorage;
-    use penstock_journal::{Journal, JournalOptions, Space};
+    use penstock_journal::{Journal, JournalOptions};
+    use penstock_message::Space;
 
     use super::*;
 

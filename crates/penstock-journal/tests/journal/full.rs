@@ -2,7 +2,8 @@
 //! by itself once there is space.
 
 use penstock_journal::sim::{Rng, SimStorage};
-use penstock_journal::{JournalOptions, OpenError, Space, Storage, WriteError};
+use penstock_journal::{JournalOptions, OpenError, Storage, WriteError};
+use penstock_message::Space;
 use proptest::prelude::*;
 
 use crate::support::{User, open, small};

@@ -142,12 +142,7 @@ impl Engine {
 
     /// Tells the core the space before its next decision; the journal knows it at any moment.
     pub(super) fn update_space(&mut self) {
-        let space = match self.journal.space() {
-            penstock_journal::Space::Plenty => Space::Plenty,
-            penstock_journal::Space::NoPublishes => Space::NoPublishes,
-            penstock_journal::Space::NoLeases => Space::NoLeases,
-            penstock_journal::Space::NoSettlements => Space::NoSettlements,
-        };
+        let space = self.journal.space();
         if space != self.space {
             self.space = space;
             self.input(Input::Space(space));

@@ -1,7 +1,7 @@
 //! Turns the frames of clients into inputs of the core, or into an end of the connection.
 
 use penstock_broker::{Answer, ConnId, Input, Query};
-use penstock_message::Lease;
+use penstock_message::{Lease, Space};
 use penstock_wire::proto::{self, ToBroker, ToClient, close::Why};
 use penstock_wire::{
     MAX_PRESENTED_LEASES, MAX_QUERIES_A_FRAME, Versions, WireError, convert, encoded_frame_len,
@@ -168,7 +168,7 @@ impl Engine {
     fn commit(&mut self, conn: ConnId, commit: proto::Commit) -> Result<(), RefusedFrame> {
         // Reckoned only when it may have to wait.
         let bytes = match self.journal.space() {
-            penstock_journal::Space::NoSettlements => encoded_frame_len(&commit),
+            Space::NoSettlements => encoded_frame_len(&commit),
             _ => 0,
         };
         let durability = convert::durability(commit.durability)?;
