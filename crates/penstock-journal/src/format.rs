@@ -1,35 +1,34 @@
-//! The bytes of a journal. `docs/internals/journal.md` draws them, and a test below reads that
-//! drawing and compares it with this file, so there is one description.
+//! Bytes of a journal. `docs/internals/journal.md` draws them, and a test below compares that drawing with this file,
+//! so there is one description.
 //!
-//! A segment is a header of one page, then batches. A batch is a header of 64 bytes, then records,
-//! each a header of 16 bytes and its payload. Batches begin at multiples of 64 bytes: their headers
-//! therefore never straddle a disk sector (a header is on disk whole or not at all), and whoever
-//! looks for batches behind a damaged one knows where they can begin.
+//! A segment is a header of one page, then batches. A batch is a header of 64 bytes, then records, each a header of 16
+//! bytes and its payload. Batches begin at multiples of 64 bytes. So their headers never straddle a disk sector (a
+//! header is on disk whole or not at all), and a search for batches after a damaged one knows where they can begin.
 //!
-//! From format 2 on, a batch without records, which proves the one before, may begin at the next page:
-//! then no bad page takes a batch and its proof.
+//! From format 2 on, a batch without records, which proves the previous one, may begin at the next page: then no single
+//! bad page takes both a batch and its proof.
 //!
 //! All numbers are little-endian; all checksums are CRC-32C.
 
 use crc32c::{crc32c, crc32c_append};
 
-/// The format that this program writes, and the newest that it reads.
+/// Format that this program writes, and the newest that it reads.
 pub const FORMAT_VERSION: u32 = 2;
-/// Bit n set: a segment may use feature n. A reader that does not know a feature must not read on.
+/// Features that a segment may use, one in each bit. A reader that does not know a feature must refuse the segment.
 pub const KNOWN_FEATURES: u64 = if cfg!(test) { FEATURE_OF_TESTS } else { 0 };
-/// There is none yet, so the unit tests of this crate have one of their own.
+/// Feature for the unit tests of this crate: there is no real one yet.
 pub(crate) const FEATURE_OF_TESTS: u64 = 1 << 63;
 
 /// The format that a segment is written in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Format {
     pub version: u32,
-    /// Features that this journal uses, whatever else this program knows.
+    /// Features that this journal uses; the program may know more.
     pub features: u64,
 }
 
 impl Format {
-    /// That of a new journal.
+    /// Format of a new journal.
     pub const NEWEST: Self = Self {
         version: FORMAT_VERSION,
         features: 0,
@@ -40,7 +39,7 @@ pub(crate) const MAGIC: [u8; 8] = *b"PENSTOCK";
 /// Offset of the first batch in a segment.
 pub(crate) const FIRST_BATCH: u64 = SegmentHeader::BYTES as u64;
 pub(crate) const BATCH_ALIGN: u64 = 64;
-/// The unit in which a disk goes bad.
+/// Unit in which a disk goes bad.
 pub(crate) const PAGE: u64 = 4096;
 /// Longer records are split into parts of at most this many bytes.
 pub(crate) const LONGEST_PART: usize = 1 << 20;
@@ -76,29 +75,29 @@ macro_rules! layout {
 }
 
 layout! {
-    /// The first page of a segment. It is written and synced before the file gets its name, so a
-    /// segment with a bad header is damaged, never merely torn.
+    /// First page of a segment. It is written and synced before the file gets its name, so a segment with a bad header
+    /// is damaged, never merely torn.
     SegmentHeader {
         magic: [u8; 8],
-        /// The format that the segment is written in.
+        /// Format that the segment is written in.
         format_version: u32,
-        /// The oldest format version whose readers can read it.
+        /// Oldest format version whose programs can read it.
         minimum_reader: u32,
         features: u64,
         journal_id: [u8; 16],
         segment: u64,
-        /// The first position whose record begins in this segment or later.
+        /// First position whose record begins in this segment or later.
         base_position: u64,
-        /// The number of its first batch: earlier segments count only up to the one before.
+        /// Number of its first batch: earlier segments count only up to the previous one.
         base_sequence: u64,
         /// Batches up to this one were on disk before the file got its name.
         durable_through: u64,
-        /// The length of the file when it got its name: it can't be shorter now.
+        /// Length of the file when it got its name: it can't be shorter now.
         file_bytes: u64,
         epoch: u32,
-        /// The header checksum of the batch before the first one.
+        /// Header checksum of the batch before the first one.
         previous: u32,
-        /// How many segments before this one still count.
+        /// Number of earlier segments that still count.
         older_segments: u32,
         reserved: ReservedBytes<4000>,
         checksum: u32,
@@ -108,22 +107,22 @@ layout! {
 layout! {
     /// Header of one write.
     BatchHeader {
-        /// A fold of the journal's id, which marks the beginning of a batch.
+        /// Fold of the journal's id, which marks the beginning of a batch.
         tag: u32,
         /// Bytes of records that follow.
         length: u32,
         segment: u64,
         /// Batches are numbered from 1, without gaps, through all segments.
         sequence: u64,
-        /// The watermark: batches up to this one were synced when this one was written.
+        /// Watermark: batches up to this one were synced when this one was written.
         durable_through: u64,
-        /// The position of the first record in it, or the next position when there is none.
+        /// Position of its first record, or the next position when it has none.
         first_position: u64,
         epoch: u32,
         older_segments: u32,
-        /// Records and parts of records in it.
+        /// Number of records and parts of records in it.
         count: u32,
-        /// The header checksum of the batch before.
+        /// Header checksum of the previous batch.
         previous: u32,
         /// Checksum of the records that follow.
         body: u32,
@@ -137,11 +136,11 @@ layout! {
     NewestSlot {
         magic: [u8; 8],
         journal_id: [u8; 16],
-        /// Higher with each write: the higher one counts.
+        /// Number of the write: the slot with the higher one counts.
         generation: u64,
-        /// The newest segment; 0 when there is none.
+        /// Number of the newest segment; 0 when there is none.
         segment: u64,
-        /// The number of the last batch, once the journal is closed in order; 0 while it is in use.
+        /// Number of the last batch, once the journal is closed in order; 0 while it is in use.
         closed_through: u64,
         unused: ReservedBytes<12>,
         checksum: u32,
@@ -159,8 +158,8 @@ layout! {
     }
 }
 
-/// No journal gets there by counting. Numbers up to this can be added to, and what is beyond was not
-/// written by a journal, however right its checksum is.
+/// Limit that no journal reaches by counting. Sums of smaller numbers don't overflow. A larger number was not written
+/// by a journal, however right its checksum is.
 const HIGHEST: u64 = 1 << 62;
 const HIGHEST_EPOCH: u32 = 1 << 30;
 
@@ -172,7 +171,7 @@ impl SegmentHeader {
         }
     }
 
-    /// Whether a journal can have come to these numbers.
+    /// Whether a journal can have reached these numbers.
     pub fn is_plausible(&self) -> bool {
         (1..HIGHEST).contains(&self.base_sequence)
             && self.base_position < HIGHEST
@@ -192,8 +191,8 @@ impl SegmentHeader {
         bytes
     }
 
-    /// `None` when the checksum is wrong. Versions are the caller's to judge: where they and the
-    /// checksum stand is the same in all formats to come.
+    /// Reads the header; `None` when the checksum is wrong. The caller checks versions: their offsets and the
+    /// checksum's are the same in all future formats.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; Self::BYTES] = bytes.get(..Self::BYTES)?.try_into().ok()?;
         let header = Self::get(bytes);
@@ -205,7 +204,7 @@ impl SegmentHeader {
 impl BatchHeader {
     const CHECKED: usize = Self::BYTES - u32::BYTES;
 
-    /// Also sets `checksum`, which the next batch's `previous` repeats.
+    /// Encodes the header and sets `checksum`, which the next batch's `previous` repeats.
     pub fn encode(&mut self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
         self.put(&mut bytes);
@@ -214,7 +213,7 @@ impl BatchHeader {
         bytes
     }
 
-    /// `None` when the checksum is wrong, or a number one that no journal comes to.
+    /// Reads the header; `None` when the checksum is wrong or a number is impossible.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let header = Self::decode_unchecked(bytes)?;
         let is_whole = header.checksum == crc32c(&bytes[..Self::CHECKED]);
@@ -229,7 +228,7 @@ impl BatchHeader {
             && self.epoch < HIGHEST_EPOCH
     }
 
-    /// `None` only when there are too few bytes.
+    /// Reads the header without checking it; `None` only when there are too few bytes.
     pub fn decode_unchecked(bytes: &[u8]) -> Option<Self> {
         Some(Self::get(bytes.get(..Self::BYTES)?.try_into().ok()?))
     }
@@ -259,7 +258,7 @@ impl NewestSlot {
         bytes
     }
 
-    /// `None` when the checksum is wrong, or a number one that no journal comes to.
+    /// Reads the slot; `None` when the checksum is wrong or a number is impossible.
     pub fn decode(bytes: &[u8; Self::BYTES]) -> Option<Self> {
         let slot = Self::get(bytes);
         let is_whole =
@@ -270,8 +269,7 @@ impl NewestSlot {
     }
 }
 
-/// Whether a record is whole, or which part of a long one it is. No kind is 0, so zeros on disk
-/// are never a record.
+/// Whole record, or part of a long one. No kind is 0, so zeros on disk are never a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum RecordKind {
@@ -310,7 +308,7 @@ pub(crate) struct RecordPart<'a> {
 }
 
 impl RecordHeader {
-    /// Whatever the bytes are: only the record's own checksum, over the payload too, can tell.
+    /// Reads the header unchecked: only the record's own checksum, which covers the payload too, can verify it.
     pub fn get_from(bytes: &[u8; Self::BYTES]) -> Self {
         Self::get(bytes)
     }
@@ -334,7 +332,7 @@ impl<'a> RecordPart<'a> {
         out.extend_from_slice(self.payload);
     }
 
-    /// The first record in `bytes`, and what follows it; or what is wrong with it.
+    /// Reads the first record in `bytes`, and returns the rest; or describes what is wrong.
     pub fn decode(bytes: &'a [u8]) -> Result<(Self, &'a [u8]), &'static str> {
         let header = bytes.first_chunk::<{ RecordHeader::BYTES }>();
         let header = RecordHeader::get(header.ok_or("a record's header is cut off")?);
@@ -358,7 +356,7 @@ impl<'a> RecordPart<'a> {
     }
 }
 
-/// First bytes of each batch.
+/// Returns the first bytes of each batch.
 pub(crate) fn batch_tag(journal_id: [u8; 16]) -> u32 {
     crc32c_append(crc32c(b"penstock batch"), &journal_id)
 }
@@ -376,11 +374,11 @@ pub(crate) fn segment_number(name: &str) -> Option<u64> {
     (segment_name(number) == name).then_some(number)
 }
 
-/// A value of a fixed size on disk.
+/// Value of a fixed size on disk.
 trait DiskField: Sized {
     const BYTES: usize;
     fn put(&self, out: &mut [u8]);
-    /// `bytes` is exactly `BYTES` long.
+    /// Reads the value; `bytes` is exactly `BYTES` long.
     fn get(bytes: &[u8]) -> Self;
 }
 
@@ -452,10 +450,10 @@ mod tests {
 
     const DRAWING: &str = include_str!("../../../docs/internals/journal.md");
 
-    /// The fields that the page draws under `title`, as (name, offset, size), and the whole size.
+    /// Returns the fields that the page draws under `title`, as (name, offset, size), and the total size.
     ///
-    /// A drawing is rows of cells. Over each row stands a ruler: the offset of each cell, right
-    /// above the `+` that begins it, and at its end the offset behind the row.
+    /// A drawing is rows of cells. Above each row is a ruler: the offset of each cell, right above the `+` that begins
+    /// it, and at its end the offset after the row.
     fn drawn(title: &str) -> (Vec<(String, usize, usize)>, usize) {
         let mut lines = DRAWING.lines().skip_while(|line| !line.starts_with(title));
         let heading = lines

@@ -1,4 +1,4 @@
-//! Looks at a journal without changing it.
+//! Checks a journal without changing it.
 
 use crate::format::{FIRST_BATCH, NewestSlot, segment_name};
 use crate::open_error::OpenError;
@@ -11,7 +11,7 @@ use crate::storage::Storage;
 pub struct FsckReport {
     pub segments: Vec<SegmentReport>,
     pub spares: usize,
-    /// Findings of an opening, or why it would be refused.
+    /// Findings of an opening, or the reason why it would be refused.
     pub opening: Result<RecoveryReport, OpenError>,
 }
 
@@ -20,16 +20,16 @@ pub struct SegmentReport {
     pub file: String,
     pub file_bytes: u64,
     pub epoch: u32,
-    /// The first position whose record begins in it or later.
+    /// First position whose record begins in this segment or later.
     pub base_position: u64,
     pub batches: u64,
-    /// Whole records and parts of long ones.
+    /// Number of whole records and parts of long ones.
     pub records: u64,
-    /// From the beginning to the end of the last batch.
+    /// Bytes from the beginning to the end of the last batch.
     pub used_bytes: u64,
-    /// Batches at the end that were written again to the next segment, or were never whole.
+    /// Batches at the end that were rewritten to the next segment, or were never whole.
     pub void_batches: u64,
-    /// Places that can't be read though they should be.
+    /// Ranges that can't be read but should be.
     pub damage: Vec<Damage>,
 }
 
@@ -39,7 +39,7 @@ pub struct Damage {
     pub what: String,
 }
 
-/// Walks all segments and goes on behind damage. The directory must not be in use.
+/// Checks all segments and continues behind damage. The directory must not be in use.
 pub fn fsck<S: Storage>(storage: &S) -> Result<FsckReport, OpenError> {
     let location = storage.location();
     let lock = storage.lock().map_err(OpenError::io("lock", &location))?;
@@ -54,7 +54,7 @@ pub fn fsck<S: Storage>(storage: &S) -> Result<FsckReport, OpenError> {
     };
     let newest = NewestSlot::read(storage, &found)?;
     let segments = found.segments.iter().map(|&number| {
-        // The batches that count are those before the next segment's first one.
+        // Only batches before the next segment's first one count.
         let next = read_header(storage, number + 1).ok();
         let closed = newest.filter(|slot| slot.segment == number);
         let closed_through = closed.map_or(0, |slot| slot.closed_through);

@@ -1,10 +1,10 @@
-//! For those who look for input that breaks the journal: damage that checksums do not betray.
+//! Damage that checksums do not reveal, for the search for input that breaks the journal.
 
 use crc32c::{crc32c, crc32c_append};
 
 use crate::format::{BatchHeader, FIRST_BATCH, PAGE, RecordHeader, SegmentHeader, batch_aligned};
 
-/// Makes the checksums of a segment agree with its bytes, as far as it has the shape of one.
+/// Makes the checksums of a segment match its bytes, as far as they look like a segment.
 pub fn set_checksums_right(segment: &mut [u8]) {
     const SUM: usize = size_of::<u32>();
     let Some(header) = segment.get_mut(..SegmentHeader::BYTES) else {
@@ -15,7 +15,7 @@ pub fn set_checksums_right(segment: &mut [u8]) {
     let mut previous = None;
     let mut at = FIRST_BATCH as usize;
     loop {
-        // One without records may stand at the next page.
+        // A batch without records may be at the next page.
         let is_batch = |at: usize| {
             let header = segment.get(at..).and_then(BatchHeader::decode_unchecked);
             header.is_some_and(|header| header.tag != 0)

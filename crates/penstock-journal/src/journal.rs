@@ -1,5 +1,5 @@
-//! Decides the content of the next batch, and its place in which segment. Lives on the core's thread and
-//! touches no file: [`crate::Writer`] carries batches out on a thread of its own.
+//! Decides the content of the next batch, its segment and its offset. Runs on the core's thread and touches no file:
+//! [`crate::Writer`] carries batches out on its own thread.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -15,30 +15,29 @@ use crate::format::{
 use crate::marks::{ReadAt, RecordIndex, RecordMark, Spacing};
 use crate::spares::SharedSpares;
 
-/// A journal's sizes. The defaults suit everybody but tests.
+/// Sizes of a journal. The defaults suit everything but tests.
 #[derive(Clone, Debug)]
 pub struct JournalOptions {
-    /// Names a journal that is made anew; one that exists keeps its own. Draw it at random.
+    /// Id of a new journal; an existing one keeps its own. Draw it at random.
     pub journal_id: [u8; 16],
-    /// A segment that has no room for the next batch within this size is followed by another.
+    /// Size of a segment. A batch that does not fit goes to the next segment.
     pub segment_bytes: u64,
-    /// A batch is closed before it outgrows this.
+    /// Maximum size of a batch.
     pub batch_bytes: usize,
-    /// The first segment of an opening is filled up to a multiple of this: little, so that opening
-    /// takes milliseconds.
+    /// Unit to which the first segment of an opening is rounded up: small, so that opening takes milliseconds.
     pub opening_bytes: u64,
-    /// How many files are kept ready to become segments, and for the time when the disk is full: four,
-    /// for publishes, leases, settlements and reclaiming.
+    /// Number of files kept ready to become segments, and for a full disk: four, one each for publishes, leases,
+    /// settlements and reclaiming.
     pub spares: usize,
-    /// Whether opening may upgrade a journal of an earlier format, which earlier programs then refuse.
-    /// By default such a journal is refused and left as it is.
+    /// Whether opening may upgrade a journal of an earlier format, which earlier programs then refuse. By default such
+    /// a journal is refused and left unchanged.
     pub upgrades: bool,
-    /// The size of a file that is removed to make room when the disk is full; 0: none is kept.
+    /// Size of a file that is removed to make room when the disk is full; 0: there is none.
     pub reserve_bytes: u64,
-    /// How much of the disk is left free when a spare or the reserve is made.
+    /// Disk space left free when a spare or the reserve is made.
     pub margin_bytes: u64,
-    /// How much beyond the live data a journal may keep, where that is less than the live data again: what
-    /// is dead must not take a small disk from the living.
+    /// Bytes beyond the live data that a journal may keep, if that is less than the live data itself: dead data must
+    /// not crowd out live data on a small disk.
     pub dead_bytes: u64,
 }
 
@@ -59,8 +58,8 @@ impl Default for JournalOptions {
 }
 
 impl JournalOptions {
-    /// On a small file system segments are smaller, or the reserves would take too much of it; and so is
-    /// what the journal keeps beyond the live data.
+    /// Adapts the sizes to the file system. On a small one segments are smaller, or the reserves would take too much of
+    /// it; dead data is limited for the same reason.
     pub fn fit_to_disk(&mut self, disk_bytes: u64) {
         self.dead_bytes = self.dead_bytes.min(disk_bytes / 16);
         let share = (disk_bytes / 64).max(2 << 20);
@@ -68,8 +67,8 @@ impl JournalOptions {
         self.segment_bytes = self.segment_bytes.min(share);
     }
 
-    /// Keeps a reserve, in a size that the file system can spare: for the first segment of an opening, and
-    /// some names. More where each write takes new blocks (not `in_place`), and as much is left free there.
+    /// Keeps a reserve of a size that the file system can spare: enough for the first segment of an opening and some
+    /// names. Where each write takes new blocks (not `in_place`), the reserve is larger and as much is left free.
     pub fn keep_reserve(&mut self, disk_bytes: u64, in_place: bool) {
         let opening_bytes = self.opening_bytes + self.opening_bytes / 2;
         let share = disk_bytes / 32;
@@ -82,7 +81,7 @@ impl JournalOptions {
         };
     }
 
-    /// A batch must fit into a segment, whatever the sizes asked for.
+    /// Returns the longest body of a batch that fits into a segment, whatever the configured sizes.
     pub(crate) fn longest_body(&self) -> usize {
         let room = self.segment_bytes.saturating_sub(FIRST_BATCH) as usize;
         assert!(
@@ -114,7 +113,7 @@ pub struct Journal {
     segment_bytes: u64,
     dead_bytes: u64,
     epoch: u32,
-    /// Oldest first; the last is the one that is written to.
+    /// Segments, oldest first; the last one is written to.
     segments: VecDeque<Segment>,
     /// Offset of the next batch in the last segment.
     end: u64,
@@ -124,33 +123,33 @@ pub struct Journal {
     closed: VecDeque<Filling>,
     filling: Filling,
     closed_bytes: usize,
-    /// Segments that are dropped, by batches that were not taken yet.
+    /// Number of segments dropped by batches that were not taken yet.
     untaken_drops: u32,
-    /// The last position taken, and the last synced.
+    /// Last position taken, and last position synced.
     taken_through: u64,
     synced_through: u64,
-    /// Records were taken that no watermark covers.
+    /// Whether records were taken that no watermark covers yet.
     watermark_owed: bool,
-    /// In the life of this process.
+    /// Bytes appended since this process began.
     appended_bytes: u64,
     reclaim: Reclaim,
     shared: Arc<SharedSpares>,
     free_bytes: FreeBytes,
-    /// All goes into one segment, however much it is.
+    /// Whether a full segment is followed by another; otherwise all batches go into one segment.
     rolls: bool,
     index: RecordIndex,
     spacing: Spacing,
 }
 
-/// Asks the file system how much could be written; `None`: it does not tell.
+/// Asks the file system how much could be written; `None`: unknown.
 pub(crate) type FreeBytes = Box<dyn Fn() -> Option<u64> + Send>;
 
-/// How far reclaiming has come.
+/// Progress of reclaiming.
 #[derive(Clone, Copy, Debug)]
 enum Reclaim {
-    /// Segments up to this one are to go, if that is what it takes; this much was live when it began.
+    /// Drops segments up to this one, as far as necessary. `live_bytes` is the live data at the start.
     Through { last: u64, live_bytes: u64 },
-    /// Bytes appended and bytes live when it ended.
+    /// Reclaiming has stopped, at this total of appended bytes and with this much live data.
     Idle {
         since_bytes: u64,
         live_bytes: u64,
@@ -161,16 +160,16 @@ enum Reclaim {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Segment {
     pub number: u64,
-    /// The first position whose record begins in it or later.
+    /// First position whose record begins in this segment or later.
     pub base_position: u64,
-    /// On disk, with what is preallocated.
+    /// Bytes on disk, preallocated ones included.
     pub bytes: u64,
 }
 
-/// Records for one write, and where they go.
+/// Records for one write, and their location.
 #[derive(Debug)]
 pub struct Batch {
-    /// The last position that is complete with this batch.
+    /// Last position that is complete with this batch.
     pub through: u64,
     pub(crate) epoch: u32,
     pub(crate) segment: u64,
@@ -185,31 +184,31 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// How much it writes.
+    /// Returns the number of bytes to write.
     pub fn bytes(&self) -> usize {
         BatchHeader::BYTES + self.body.len()
     }
 
-    /// Offset at which the batch after it may begin.
+    /// Returns the offset at which the next batch may begin.
     pub(crate) fn end(&self) -> u64 {
         batch_aligned(self.offset + self.bytes() as u64)
     }
 }
 
-/// A batch that still grows.
+/// Batch that still grows.
 #[derive(Default)]
 struct Filling {
     body: Vec<u8>,
     count: u32,
-    /// Position of its first record or part, and the first position that begins in it or later.
+    /// Position of its first record or part, and first position that begins in it or later.
     first_position: u64,
     base_position: u64,
     through: u64,
-    /// How much of its first record's payload was in batches before.
+    /// Bytes of its first record's payload in earlier batches.
     first_skipped: u64,
-    /// Records and parts that get a mark: position, payload before, offset in the body.
+    /// Marks of records and parts: position, payload bytes before, offset in the body.
     marks: Vec<(u64, u64, u64)>,
-    /// Segments that go once it is synced.
+    /// Segments to drop once the batch is synced.
     drops: Vec<u64>,
 }
 
@@ -260,8 +259,8 @@ impl Journal {
         }
     }
 
-    /// Adds a record to the batch that comes next. Positions have no gaps: anything else is a bug
-    /// of the caller, and stops it here, before it can be written.
+    /// Adds a record to the next batch. Positions have no gaps. A gap is a bug of the caller and panics here, before it
+    /// can be written.
     pub fn append(&mut self, position: u64, record: &[u8]) {
         assert_eq!(position, self.next_position, "a record is out of order");
         if record.len() <= self.longest_part {
@@ -272,8 +271,8 @@ impl Journal {
             };
             self.push(record, 0);
         } else {
-            // The parts may end up in several batches and segments; recovery shows the record to
-            // nobody before it has met the last one.
+            // The parts may end up in several batches and segments. Recovery shows the record to nobody before it has
+            // found the last part.
             let last = (record.len() - 1) / self.longest_part;
             for (index, payload) in record.chunks(self.longest_part).enumerate() {
                 let kind = match index {
@@ -292,7 +291,7 @@ impl Journal {
         self.next_position += 1;
     }
 
-    /// `skipped`: how much of its payload came before.
+    /// Adds a record or a part to the batch. `skipped`: bytes of the record's payload before this part.
     fn push(&mut self, record: RecordPart<'_>, skipped: u64) {
         let bytes = RecordHeader::BYTES + record.payload.len();
         let is_full = self.filling.body.len() + bytes > self.longest_body();
@@ -324,8 +323,8 @@ impl Journal {
         }
     }
 
-    /// Call when the writer has nothing to do: the batch holds all that waits, up to a limit, so
-    /// call again at once when more does. Batches must be written in the order they are taken.
+    /// Takes the next batch, with all waiting records up to a limit. Call when the writer is idle, and again at once
+    /// while more records wait. Batches must be written in the order they are taken.
     pub fn take_batch(&mut self) -> Option<Batch> {
         if let Some(filling) = self.closed.pop_front() {
             self.closed_bytes -= filling.body.len();
@@ -334,7 +333,7 @@ impl Journal {
         if self.filling.is_empty() {
             return None;
         }
-        // The next batch will be about as large: let it not grow step by step.
+        // The next batch will probably be about as large: allocate once instead of growing step by step.
         let body = Vec::with_capacity(self.filling.body.len());
         let next = Filling {
             body,
@@ -344,17 +343,17 @@ impl Journal {
         Some(self.assign_place(filling, false))
     }
 
-    /// A batch without records, whose watermark proves that the last records were synced. Call
-    /// when idle and before closing, then write and sync it: damage to the last records is then an
-    /// error at the next start, where it would have passed for a torn write. It begins a page, so that no
-    /// page that goes bad takes it and them. `None`: there is nothing to prove, or not yet.
+    /// Takes a batch without records, whose watermark proves that the last records were synced. Call when idle and
+    /// before closing, then write and sync it. Damage to the last records is then an error at the next start; without
+    /// the watermark it would pass for a torn write. The batch begins a page, so that one bad page can't destroy both
+    /// it and the records. `None`: there is nothing to prove, or not yet.
     pub fn watermark_batch(&mut self) -> Option<Batch> {
         let idle = self.waiting_bytes() == 0 && self.synced_through == self.taken_through;
         let begins_a_page = true;
         (idle && self.watermark_owed).then(|| self.assign_place(Filling::default(), begins_a_page))
     }
 
-    /// Decides where a batch goes: behind the last one, or first in a new segment.
+    /// Assigns a batch its location: after the last one, or first in a new segment.
     fn assign_place(&mut self, mut filling: Filling, begins_a_page: bool) -> Batch {
         if filling.count == 0 {
             filling.first_position = self.next_position;
@@ -416,13 +415,13 @@ impl Journal {
         self.segments.push_back(Segment {
             number: full.number + 1,
             base_position,
-            // Until the writer has taken a spare for it, as much as is known to fit.
+            // The known minimum, until the writer has taken a spare for the segment.
             bytes: FIRST_BATCH,
         });
         self.end = FIRST_BATCH;
     }
 
-    /// How large the file is that the writer has taken for the active segment.
+    /// Updates the size of the active segment from the file that the writer has taken.
     fn update_active_size(&mut self) {
         let active = self.segments.back_mut().expect("a journal has a segment");
         if let Some(bytes) = self.shared.bytes_of(active.number) {
@@ -430,38 +429,39 @@ impl Journal {
         }
     }
 
-    /// Size that fits into every spare there is: a batch must not be stuck for its size when the disk is full.
+    /// Returns the longest body that fits into every spare: on a full disk a batch must not be stuck because of its
+    /// size.
     fn longest_body(&self) -> usize {
         let fits = self.shared.largest_batch() as usize;
         self.longest_body
             .min(fits.saturating_sub(BatchHeader::BYTES))
     }
 
-    /// Who must stop because the disk is full. It changes at any time; ask each time before deciding.
+    /// Returns the work that must wait because the disk is full. Changes at any time; ask before each decision.
     pub fn space(&self) -> Space {
         self.shared.space()
     }
 
-    /// How many segments are prepared ahead.
+    /// Returns the number of segments prepared ahead.
     pub fn spares_ready(&self) -> u64 {
         self.shared.ready()
     }
 
-    /// The writer has synced everything up to this position.
+    /// Notes that the writer has synced everything up to this position.
     pub fn batch_synced(&mut self, through: u64) {
         debug_assert!(through <= self.taken_through);
         self.synced_through = self.synced_through.max(through);
     }
 
-    /// How many bytes of records fit in besides what waits and what is kept for a full disk; `None`: the file
-    /// system does not tell. Asks it each time, so ask before something large.
+    /// Returns the bytes of further records that fit in, without the space kept for a full disk; `None`: unknown. Asks
+    /// the file system each time, so call it before something large only.
     pub fn room_bytes(&self) -> Option<u64> {
         let free_bytes = (self.free_bytes)()? + self.unfilled_bytes();
         let taken_bytes = self.shared.reserved_bytes() + self.waiting_bytes() as u64;
         Some(free_bytes.saturating_sub(taken_bytes))
     }
 
-    /// Bytes that fit into the segment in use, besides the waiting ones.
+    /// Returns the bytes that still fit into the segment in use, after the waiting ones.
     pub fn segment_room_bytes(&self) -> u64 {
         self.unfilled_bytes()
             .saturating_sub(self.waiting_bytes() as u64)
@@ -471,32 +471,31 @@ impl Journal {
         self.free_bytes = free_bytes;
     }
 
-    /// Bytes that were appended and wait to be taken.
+    /// Returns the bytes that were appended and not taken yet.
     pub fn waiting_bytes(&self) -> usize {
         self.closed_bytes + self.filling.body.len()
     }
 
-    /// Room left in the segment in use.
+    /// Returns the room left in the segment in use.
     fn unfilled_bytes(&self) -> u64 {
         let active = self.segments.back().expect("a journal has a segment");
         active.bytes.saturating_sub(self.end)
     }
 
-    /// Bytes that the journal occupies on disk without spares, once all that waits is written.
+    /// Returns the bytes that the journal occupies on disk without spares, once all waiting records are written.
     pub fn total_bytes(&self) -> u64 {
         let segments: u64 = self.segments.iter().map(|segment| segment.bytes).sum();
         segments + self.waiting_bytes() as u64
     }
 
-    /// Whether so little of the journal is live that its oldest segment should go: it may be as
-    /// large as twice the live data, on a small disk less, and two segments; while the disk is full, hardly
-    /// larger than the live data.
+    /// Whether so little of the journal is live that its oldest segment should be dropped. A journal may be twice as
+    /// large as the live data (less on a small disk) plus two segments; while the disk is full, hardly larger than the
+    /// live data.
     ///
-    /// Once begun, it goes on to an eighth below that, but at most once through all segments: what is
-    /// live may take more than is said here, and then going on would write the same for ever. It
-    /// begins anew when what is new and what is gone since make an eighth of the journal; while the disk
-    /// is full, half a segment. So what is carried forward is never much more than what is new: whatever is
-    /// gone was new once.
+    /// Once begun, reclaiming continues to an eighth below that limit, but passes through all segments at most once.
+    /// Live data may take more than `live_bytes` says, and a second pass would then write the same records forever. It
+    /// begins again when new and dropped data since then make an eighth of the journal; while the disk is full, half a
+    /// segment. So the bytes carried forward never exceed the new bytes by much: all dropped data was new once.
     pub fn reclaim_due(&mut self, live_bytes: u64) -> bool {
         let (oldest, newest) = match (self.segments.front(), self.segments.back()) {
             (Some(oldest), Some(newest)) => (*oldest, newest.number),
@@ -505,11 +504,11 @@ impl Journal {
         let is_tight = self.space() != Space::Plenty;
         let total_bytes = self.total_bytes();
         let allowed_bytes = match is_tight {
-            // What is free in the newest segment is no waste: to win that would cost a spare.
+            // Free room in the newest segment is not waste: to win it back would cost a spare.
             true => {
                 live_bytes.saturating_add(live_bytes / 8 + oldest.bytes + self.unfilled_bytes())
             }
-            // Never less than while the disk is full, or that would end and begin in turns.
+            // Never less than on a full disk, or reclaiming would stop and start in turns.
             false => {
                 let dead_bytes = live_bytes.min(self.dead_bytes.max(live_bytes / 8));
                 live_bytes.saturating_add(dead_bytes + 2 * self.segment_bytes)
@@ -522,7 +521,7 @@ impl Journal {
         {
             let is_enough = total_bytes <= allowed_bytes - allowed_bytes / 8;
             if is_enough || oldest.number > last || oldest.number == newest {
-                // What is gone since it began may have been carried forward before.
+                // Data dropped since the start may have been carried forward before.
                 self.reclaim = Reclaim::Idle {
                     since_bytes: self.appended_bytes,
                     live_bytes: live_bytes.max(were_live_bytes),
@@ -552,8 +551,8 @@ impl Journal {
         matches!(self.reclaim, Reclaim::Through { .. })
     }
 
-    /// The oldest segment that can be dropped, and the first position after it. Everything live
-    /// before that position must be carried forward first. `None`: there is only the one in use.
+    /// Returns the oldest segment that can be dropped, and the first position after it. Everything live before that
+    /// position must be carried forward first. `None`: there is only the segment in use.
     pub fn oldest_segment(&self) -> Option<(u64, u64)> {
         Some((
             self.segments.front()?.number,
@@ -561,12 +560,12 @@ impl Journal {
         ))
     }
 
-    /// Drops the oldest segment once all that was appended until now is synced.
+    /// Drops the oldest segment once everything appended so far is synced.
     ///
-    /// Records that were carried forward must have been appended before. The instruction travels with the
-    /// last of it, in a batch that says in its header how many segments still count; the writer
-    /// renames or removes the file after syncing that batch. Whenever the power is cut, either the journal
-    /// still counts the segment and has it, or counts it no more and has all that it held.
+    /// Carried records must have been appended before. The instruction travels with the last of them, in a batch whose
+    /// header states how many segments still count. The writer renames or removes the file after syncing that batch.
+    /// Whenever the power fails, the journal either still counts the segment and has it, or no longer counts it and has
+    /// all of its live records.
     pub fn drop_oldest(&mut self) {
         assert!(
             self.segments.len() > 1,
@@ -578,8 +577,8 @@ impl Journal {
         self.index.forget_segment(oldest.number);
     }
 
-    /// Places of bytes of a record's payload, without reading them: for [`crate::JournalReader::read`], on a
-    /// thread of its own. The record must be synced, and stand in a segment that was not dropped.
+    /// Locates bytes of a record's payload without reading them: for [`crate::JournalReader::read`], on its own thread.
+    /// The record must be synced, and its segment not dropped.
     pub fn reads(&self, position: u64, range: Range<u64>) -> ReadAt {
         assert!(
             position <= self.synced_through,
@@ -591,15 +590,15 @@ impl Journal {
         found.unwrap_or_else(|| panic!("record {position} went with a dropped segment"))
     }
 
-    /// Recovery has written and synced all records up to `through`, and the new segment's header
-    /// proves it: no watermark is owed.
+    /// Notes that recovery has written and synced all records up to `through`. The new segment's header proves it, so
+    /// no watermark is owed.
     pub(crate) fn mark_rewritten(&mut self, through: u64) {
         self.synced_through = through;
         self.watermark_owed = false;
     }
 
-    /// Recovery writes all that it must write again into one segment, however much that is, so
-    /// that naming this one file is what makes it count.
+    /// Appends to a single segment, however large. Recovery rewrites records this way, so that naming this one file
+    /// makes all of them count.
     pub(crate) fn without_rolls(&mut self, append: impl FnOnce(&mut Self)) {
         self.rolls = false;
         append(self);

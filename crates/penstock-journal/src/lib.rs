@@ -1,10 +1,10 @@
-//! Penstock's durable file: segments of batches of records, on disk before anything rests on them.
+//! Penstock's durable file: segments of batches of records, on disk before anything relies on them.
 //!
-//! [`Journal`] gathers records on the core's thread, [`Writer`] writes and syncs them on its own,
-//! [`JournalReader`] reads single ones back, [`Journal::open`] brings back what a crash left, [`fsck()`] looks without touching. What a record
-//! means is none of the journal's business: it keeps bytes, numbered without gaps.
+//! [`Journal`] gathers records on the core's thread, [`Writer`] writes and syncs them on its own, [`JournalReader`]
+//! reads single ones back, [`Journal::open`] recovers what a crash left, [`fsck()`] checks without changing anything.
+//! The journal does not know what a record means: it keeps bytes, numbered without gaps.
 //!
-//! The bytes on disk are drawn in `docs/internals/journal.md`.
+//! `docs/internals/journal.md` draws the bytes on disk.
 
 #[cfg(not(unix))]
 compile_error!("Penstock's journal needs Linux or macOS");

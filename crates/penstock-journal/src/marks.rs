@@ -1,25 +1,24 @@
-//! Marks of where records stand in the segments: one every so often, from which a reader walks on.
+//! Marks: positions of records in the segments, at intervals, from which a reader walks on.
 //!
-//! A mark costs 40 bytes of memory for 64 KiB of journal. From each record there is a way to it that
-//! never leaves a segment: the first record of a segment has a mark, and so has each further part of a
-//! long record.
+//! A mark costs 40 bytes of memory for each 64 KiB of journal. The walk from a mark to a record never leaves a segment:
+//! the first record of a segment has a mark, and so does each further part of a long record.
 
 use std::collections::VecDeque;
 use std::ops::Range;
 
 use crate::format::RecordHeader;
 
-/// At least so many bytes of journal lie between two marks that nothing else asks for.
+/// Minimum bytes of journal between two marks, except for marks that are always set.
 const SPACING_BYTES: u64 = 64 << 10;
 
-/// A place in a segment where a record begins, or a part of one.
+/// Offset in a segment where a record, or a part of one, begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RecordMark {
     pub position: u64,
-    /// How much of the record's payload comes before this part of it.
+    /// Bytes of the record's payload before this part.
     pub skipped: u64,
     pub segment: u64,
-    /// Offsets of its batch's header and of its own.
+    /// Offsets of the batch header and of the record header.
     pub batch: u64,
     pub record: u64,
 }
@@ -30,7 +29,7 @@ impl RecordMark {
     }
 }
 
-/// Says of each record or part, in order, whether it gets a mark.
+/// Decides for each record or part, in order, whether it gets a mark.
 #[derive(Debug)]
 pub(crate) struct Spacing {
     bytes: u64,
@@ -38,7 +37,7 @@ pub(crate) struct Spacing {
 
 impl Default for Spacing {
     fn default() -> Self {
-        // The first record of all gets one.
+        // The very first record gets one.
         Self {
             bytes: SPACING_BYTES,
         }
@@ -46,7 +45,7 @@ impl Default for Spacing {
 }
 
 impl Spacing {
-    /// `payload`: its length. `must`: it gets one whatever came before.
+    /// Whether a record with this `payload` length gets a mark. `must`: it does in any case.
     pub fn is_due(&mut self, payload: usize, must: bool) -> bool {
         let due = must || self.bytes >= SPACING_BYTES;
         if due {
@@ -57,13 +56,13 @@ impl Spacing {
     }
 }
 
-/// Places to look for bytes of one record. Made by [`crate::Journal::reads`], carried out by
+/// Locations of some bytes of one record. Made by [`crate::Journal::reads`], carried out by
 /// [`crate::JournalReader::read`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReadAt {
     pub(crate) position: u64,
     pub(crate) range: Range<u64>,
-    /// Start of the walk, for each part that holds some of the range.
+    /// Start of the walk for each part that holds some of the range.
     pub(crate) marks: Vec<RecordMark>,
 }
 
@@ -77,7 +76,7 @@ impl ReadAt {
     }
 }
 
-/// The marks of all segments that count, in the order of positions.
+/// Marks of all segments that count, in the order of positions.
 #[derive(Debug, Default)]
 pub(crate) struct RecordIndex {
     marks: VecDeque<RecordMark>,
@@ -85,8 +84,8 @@ pub(crate) struct RecordIndex {
 
 impl RecordIndex {
     pub fn add(&mut self, mark: RecordMark) {
-        // What an earlier process left unfinished, or what was written again to a new segment, is
-        // there twice: the later one counts.
+        // A record that an earlier process left unfinished, or that was written again to a new segment, occurs twice:
+        // the later copy counts.
         while self
             .marks
             .back()
@@ -97,7 +96,7 @@ impl RecordIndex {
         self.marks.push_back(mark);
     }
 
-    /// Whether there is a mark in this segment, which is the last or comes after the last.
+    /// Whether this segment has a mark. It is the last segment with marks, or comes after it.
     pub fn knows(&self, segment: u64) -> bool {
         self.marks
             .back()
@@ -112,13 +111,13 @@ impl RecordIndex {
         {
             self.marks.pop_front();
         }
-        // After a time with many: give the memory back.
+        // Returns memory after a time with many marks.
         if self.marks.len() < self.marks.capacity() / 4 {
             self.marks.shrink_to(self.marks.len() * 2);
         }
     }
 
-    /// `None`: the segment in which the record stood is gone.
+    /// Locates a range of a record's payload; `None`: the record's segment was dropped.
     pub fn reads(&self, position: u64, range: Range<u64>) -> Option<ReadAt> {
         let behind = self
             .marks

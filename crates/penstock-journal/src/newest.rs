@@ -1,9 +1,9 @@
-//! The file beside the segments that names the newest of them: so one that is missing is missed, and the
-//! end of a journal that was closed in order is known.
+//! File next to the segments that names the newest one: it reveals a missing segment, and the end of a journal that was
+//! closed in order.
 //!
-//! This file may be behind and is never ahead: a segment is on disk under its name before it is named here, and
-//! all that was written before a close is. Two slots, each in a page of its own, are written in turn:
-//! a write that is torn, or a page that goes bad, leaves the content of before.
+//! This file may lag behind but never runs ahead. A segment is on disk under its name before it is named here, and
+//! everything before a close is written first. Two slots, each in its own page, are written in turn: a torn write or a
+//! bad page leaves the previous content.
 
 use std::io;
 
@@ -18,7 +18,7 @@ pub(crate) const NEWEST: &str = "newest";
 const SLOT_SPACING: u64 = 4096;
 
 impl NewestSlot {
-    /// Content of the file; `None`: there is none, or nothing in it can be read.
+    /// Reads the file; `None`: there is none, or neither slot can be read.
     pub fn read<S: Storage>(storage: &S, found: &Found) -> Result<Option<Self>, OpenError> {
         if !found.newest {
             return Ok(None);
@@ -39,15 +39,15 @@ impl NewestSlot {
     }
 }
 
-/// The file, as the one who uses the journal writes it.
+/// Writes the file for the process that uses the journal.
 pub(crate) struct Newest<F> {
     file: F,
     slot: NewestSlot,
 }
 
 impl<F: StoredFile> Newest<F> {
-    /// Takes over the file, or makes one that is synced, but for its name. `segment`: the newest so far,
-    /// 0 for none.
+    /// Takes over the file, or makes a new one and syncs its content, but not its name. `segment`: the newest so far, 0
+    /// for none.
     pub fn resume<S: Storage<File = F>>(
         storage: &S,
         found: &Found,
@@ -70,7 +70,7 @@ impl<F: StoredFile> Newest<F> {
         found: &Found,
         slot: NewestSlot,
     ) -> io::Result<Self> {
-        // One without a slot is of an opening that was interrupted before it named a segment.
+        // A file without a slot belongs to an opening that was interrupted before it named a segment.
         let file = match found.newest {
             true => storage.open(NEWEST)?,
             false => storage.create(NEWEST)?,
@@ -83,12 +83,12 @@ impl<F: StoredFile> Newest<F> {
         Ok(Self { file, slot })
     }
 
-    /// Whether it says that this segment is in use.
+    /// Whether the file names this segment as in use.
     pub fn names(&self, segment: u64) -> bool {
         (self.slot.segment, self.slot.closed_through) == (segment, 0)
     }
 
-    /// Writes what is true from now on; to be synced. After an error, write it again.
+    /// Writes the new state, which must then be synced. After an error, write it again.
     pub fn write(&mut self, segment: u64, closed_through: u64) -> io::Result<()> {
         let slot = NewestSlot {
             generation: self.slot.generation + 1,

@@ -1,11 +1,10 @@
-//! Opens a journal: what was found is replayed, what must be is written again, and a new segment begins.
+//! Opens a journal: replays the found records, rewrites unproven ones, and begins a new segment.
 //!
-//! *The page cache is not the truth.* Batches above the proven watermark may be read from memory
-//! that the disk never got, for instance because a sync failed and took the process down. They are
-//! replayed, but before anything rests on them they are written again, to a new segment under a
-//! raised epoch, and synced. The rename that names this segment is the moment at which it counts:
-//! until then the journal is as it was found, and a second power cut costs nothing. From then on
-//! the old segment counts only up to the watermark.
+//! *The page cache is not the truth.* Batches above the proven watermark may be read from memory although the disk
+//! never got them, for example because a sync failed and took the process down. They are replayed, but before anything
+//! relies on them they are written again, to a new segment under a higher epoch, and synced. The rename that names this
+//! segment is the moment at which it counts. Until then the journal is unchanged, and a second power cut costs nothing.
+//! From then on the old segment counts only up to the watermark.
 
 use std::io;
 
@@ -22,27 +21,27 @@ use crate::storage::{Storage, StoredFile};
 use crate::upgrade::{begin_format, older_format};
 use crate::writer::{ActiveSegment, Chain, NewSegment, Writer};
 
-/// The new segment of an opening that is not finished. Never reused: its batches could pass for
-/// those of the next attempt.
+/// Name of the new segment while an opening is unfinished. Never reused: its batches could pass for those of the next
+/// attempt.
 pub(crate) const UNFINISHED: &str = "opening.partial";
 
-/// A journal that is ready to be written.
+/// Journal that is ready to be written.
 pub struct OpenedJournal<S: Storage> {
     pub journal: Journal,
     pub writer: Writer<S>,
     pub report: RecoveryReport,
-    /// The format that it is written in from now on.
+    /// Format that the journal is written in from now on.
     pub format: u32,
-    /// Higher at each opening.
+    /// Number of this opening; each opening has a higher one.
     pub epoch: u32,
-    /// For the next record.
+    /// Position of the next record.
     pub next_position: u64,
 }
 
 impl Journal {
-    /// Opens the journal in a directory, or makes one there; `replay` is shown all its records in
-    /// order. Sizes in the options may differ from one opening to the next. A journal of an earlier format
-    /// is upgraded before, where the options allow it.
+    /// Opens the journal in a directory, or makes one there. Calls `replay` with each record in order. Sizes in the
+    /// options may differ from one opening to the next. A journal of an earlier format is upgraded first if the options
+    /// allow it.
     pub fn open<S: Storage>(
         storage: S,
         options: JournalOptions,
@@ -66,7 +65,7 @@ impl Journal {
         }
         let mut opened = resume(storage, lock, options, replay)?;
         if let Some((written, found)) = upgraded {
-            // What the upgrade has seen to is not found again.
+            // The upgrade has already repaired this, so the opening doesn't find it again.
             opened.report.upgraded_from = Some(written);
             opened.report.torn_batches = found.torn_batches;
             opened.report.rewritten_records = found.rewritten_records;
@@ -75,7 +74,7 @@ impl Journal {
     }
 }
 
-/// Opens a journal that is locked, in the format in which it is.
+/// Opens a journal that is locked, in its present format.
 pub(crate) fn resume<S: Storage>(
     storage: S,
     lock: S::Lock,
@@ -93,7 +92,7 @@ pub(crate) fn resume<S: Storage>(
     start(storage, lock, options, found, recovered)
 }
 
-/// Writes the new segment, gives it its name, and lets go of what no longer counts.
+/// Writes the new segment, names it, and removes files that no longer count.
 pub(crate) fn start<S: Storage>(
     storage: S,
     lock: S::Lock,
@@ -118,7 +117,7 @@ pub(crate) fn start<S: Storage>(
         base_position,
         bytes: FIRST_BATCH,
     });
-    // What is written again stands in two segments, and stays until the later one goes.
+    // Rewritten records exist in two segments, and stay until the later one is dropped.
     let mut later = base_position;
     for segment in recovered.segments.iter_mut().rev() {
         later = later.min(segment.base_position);
@@ -163,8 +162,8 @@ pub(crate) fn start<S: Storage>(
     let (file, file_bytes, chain) = opening.write(&mut spares)?;
     shared.begin_segment(number, file_bytes);
     let mut newest = Newest::resume(&storage, &found, chain.journal_id, recovered.number)?;
-    // What was found may have got its names from a process that died before it could sync them: not
-    // one of them may be lost once the new segment, which counts on them, has its own.
+    // The process that named these files may have died before it synced their names. None may be lost once the new
+    // segment, which relies on them, has its own name.
     let names_synced = match planted!("count-on-unsynced-names") {
         true => Ok(()),
         false => storage.sync_directory(),
@@ -206,7 +205,7 @@ pub(crate) fn start<S: Storage>(
     })
 }
 
-/// The first segment of an opening, under a name at which it does not count yet.
+/// First segment of an opening, under a name with which it does not count yet.
 struct Opening<'a, S> {
     storage: &'a S,
     options: &'a JournalOptions,
@@ -221,15 +220,15 @@ struct Opening<'a, S> {
 }
 
 impl<S: Storage> Opening<'_, S> {
-    /// Writes and syncs it: the file, its length, and where the chain then stands. A full disk has
-    /// spares for this.
+    /// Writes and syncs the file and its length, and returns them with the chain after its last batch. Spares provide
+    /// for this on a full disk.
     fn write(&self, spares: &mut Vec<String>) -> Result<(S::File, u64, Chain), OpenError> {
         let mut spare = None;
         loop {
             match self.try_to_write(spare.as_deref()) {
                 Ok(written) => return Ok(written),
                 Err(error) if is_full(&error) => {
-                    // It may not have come to be.
+                    // The file may not exist.
                     let _removed = self.storage.remove(UNFINISHED);
                     if give_up_reserve(self.storage).unwrap_or(false) {
                         spare = None;
@@ -252,7 +251,7 @@ impl<S: Storage> Opening<'_, S> {
     fn try_to_write(&self, spare: Option<&str>) -> io::Result<(S::File, u64, Chain)> {
         let file = match spare {
             None => self.storage.create(UNFINISHED)?,
-            // What is in it was written for other segments.
+            // Its content was written for other segments.
             Some(spare) => {
                 self.storage.rename(spare, UNFINISHED)?;
                 self.storage.open(UNFINISHED)?
@@ -272,7 +271,7 @@ impl<S: Storage> Opening<'_, S> {
                 fill(&file, end, filled)?;
                 filled
             }
-            // Its sync may have failed in an earlier process: it is filled again, as any such spare.
+            // Its sync may have failed in an earlier process: fill it again, like any such spare.
             Some(_) => {
                 let bytes = file.size()?.max(end);
                 fill(&file, end, bytes)?;
@@ -288,7 +287,7 @@ impl<S: Storage> Opening<'_, S> {
             file_bytes,
             durable_through: chain.sequence,
         };
-        // The header tells where the chain stood before the segment's first batch.
+        // The header states the chain before the segment's first batch.
         file.write_at(0, &[&header.header(&self.proven)])?;
         file.sync()?;
         Ok((file, file_bytes, chain))

@@ -6,7 +6,7 @@ use crate::spares::is_full;
 use crate::storage::Storage;
 use crate::upgrade::UPGRADE_COMMAND;
 
-/// Why a journal was not opened. Nothing was changed.
+/// Reason why a journal was not opened. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     #[error(
@@ -78,7 +78,7 @@ pub enum OpenError {
 impl OpenError {
     pub(crate) fn io(action: &'static str, file: &str) -> impl FnOnce(io::Error) -> Self {
         let file = file.to_string();
-        // The system's own errors have a number.
+        // Errors of the operating system have a number.
         move |source| match (source.kind(), source.raw_os_error()) {
             (io::ErrorKind::InvalidInput, None) => Self::NotAFile(source.to_string()),
             _ => Self::Io {
@@ -89,7 +89,7 @@ impl OpenError {
         }
     }
 
-    /// As [`Self::io`], but tells a full disk apart.
+    /// Converts like [`Self::io`], but reports a full disk as such.
     pub(crate) fn full_or_io<S: Storage>(
         storage: &S,
         action: &'static str,

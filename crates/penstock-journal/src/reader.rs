@@ -1,10 +1,9 @@
-//! Reads records back, on a thread of its own, while the writer goes on.
+//! Reads records back, on its own thread, while the writer continues.
 //!
-//! *Never wrong bytes.* A segment may be dropped and its file written over while it is read. The writer
-//! says that a segment is gone before it gives the file away; so what was read from a file while that
-//! was not said yet, is the segment's. Then the header of the batch must name the journal and the
-//! segment, the record its position, and the record's checksum must be right. A record that is wanted
-//! was synced before anybody could ask for it, and is not written again.
+//! *Never wrong bytes.* A segment may be dropped and its file overwritten while it is read. The writer announces that a
+//! segment is gone before it reuses the file, so bytes read before the announcement belong to the segment. In addition
+//! the batch header must name the journal and the segment, the record must state its position, and its checksum must be
+//! right. A requested record was synced before anybody could ask for it, and is not written again.
 
 use std::io;
 use std::ops::Range;
@@ -23,14 +22,14 @@ use crate::storage::{Storage, StoredFile};
 
 /// Bytes read from a file at a time.
 const BLOCK_BYTES: u64 = 256 << 10;
-/// How many blocks are kept: so many queues can be read at once, each in rising order, with one
-/// call for each block.
+/// Number of blocks kept: this many queues can be read at the same time in ascending order, with one call for each
+/// block.
 const BLOCKS: usize = 16;
 
-/// Why a record can't be read.
+/// Reason why a record can't be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
-    /// Its live records were carried forward before: ask the journal again for their place.
+    /// The segment was dropped. Its live records were carried forward first: ask the journal for their new location.
     #[error("the segment was dropped meanwhile")]
     Gone,
     #[error("{file} is damaged at byte {offset}: {what}")]
@@ -43,34 +42,34 @@ pub enum ReadError {
     Io { file: String, source: io::Error },
 }
 
-/// Reads what [`crate::Journal::reads`] has found, with a few blocks of memory.
+/// Reads the bytes that [`crate::Journal::reads`] has located, and keeps a few blocks in memory.
 pub struct JournalReader<S: Storage> {
     blocks: Blocks<S>,
     tag: u32,
-    /// End of the last walk, so that the next one in rising order need not begin at its mark.
+    /// End of the last walk, so that the next one in ascending order need not begin at its mark.
     cursor: Option<Cursor>,
-    /// Records whose checksum was compared, while their bytes are among the blocks: of a long
-    /// record with many messages, each is read on its own.
+    /// Records whose checksum was verified, while their bytes are among the blocks: the messages of a long record are
+    /// read one by one.
     verified: Vec<Found>,
 }
 
-/// A record header to be looked at, and the batch in which it stands.
+/// Record header to examine next, and its batch.
 #[derive(Clone, Copy, Debug)]
 struct Cursor {
     segment: u64,
     sequence: u64,
     batch_end: u64,
     record: u64,
-    /// Position of the record; how much of its payload comes before this part.
+    /// Position of the record, and bytes of its payload before this part.
     position: u64,
     skipped: u64,
 }
 
-/// A record, or a part of one.
+/// Record, or part of one, that was located.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Found {
     segment: u64,
-    /// Offset of its header.
+    /// Offset of the record's header.
     record: u64,
     length: u64,
     skipped: u64,
@@ -98,11 +97,11 @@ impl<S: Storage> JournalReader<S> {
         }
     }
 
-    /// The bytes of the record's payload that were asked for.
+    /// Reads the requested bytes of the record's payload.
     pub fn read(&mut self, at: &ReadAt) -> Result<Bytes, ReadError> {
         self.blocks.were_kept = false;
         match self.read_once(at) {
-            // A block that was kept since before the record was written does not have it.
+            // A block read before the record was written does not contain it: read it again.
             Err(ReadError::Damaged { .. }) if self.blocks.were_kept => {
                 self.forget();
                 self.read_once(at)
@@ -112,7 +111,7 @@ impl<S: Storage> JournalReader<S> {
         .inspect_err(|_| self.forget())
     }
 
-    /// Gives the memory back that makes the next reads quick.
+    /// Frees the blocks that speed up further reads.
     pub fn forget(&mut self) {
         self.blocks.kept = Vec::new();
         self.verified = Vec::new();
@@ -180,7 +179,7 @@ impl<S: Storage> JournalReader<S> {
             if behind + length > cursor.batch_end {
                 return Err(strayed("a record is longer than its batch"));
             }
-            // Positions rise by one, and say so where the walk began.
+            // Positions rise by one from the start of the walk.
             if header.position != cursor.position {
                 return Err(strayed("another record stands here"));
             }
@@ -220,7 +219,7 @@ impl<S: Storage> JournalReader<S> {
 
     fn next_batch(&mut self, last: &Cursor) -> Result<Cursor, ReadError> {
         let offset = batch_aligned(last.batch_end);
-        // One without records may stand at the next page.
+        // A batch without records may be at the next page.
         let page = offset.next_multiple_of(PAGE);
         let (offset, header) = match self.following(last, offset) {
             Err(damage @ ReadError::Damaged { .. }) => match self.following(last, page) {
@@ -237,7 +236,7 @@ impl<S: Storage> JournalReader<S> {
             ..*last
         };
         match header.length {
-            // A watermark only.
+            // The batch has a watermark only.
             0 => self.next_batch(&next),
             _ => Ok(next),
         }
@@ -274,7 +273,7 @@ impl<S: Storage> JournalReader<S> {
         if self.verified.contains(found) && self.blocks.has(found) {
             return Ok(());
         }
-        // All of the header but the checksum, and the payload.
+        // Covers all of the header but the checksum, and the payload.
         let from = found.record + u64::from(u32::BITS / 8);
         let end = found.payload() + found.length;
         if self.blocks.checksum(found.segment, from..end)? != found.checksum {
@@ -301,13 +300,13 @@ fn damaged(found: &Found, what: &'static str) -> ReadError {
     damage(found.segment, found.record, what)
 }
 
-/// Pieces of segments, as they were read; the one used last comes first.
+/// Blocks of segments as they were read; the last used comes first.
 struct Blocks<S> {
     storage: S,
-    /// Segments up to this one may be written over.
+    /// Number up to which segments may be overwritten.
     dropped_through: Arc<AtomicU64>,
     kept: Vec<Block>,
-    /// Something was taken from a block that was kept.
+    /// Whether bytes came from a block that was kept.
     were_kept: bool,
 }
 
@@ -356,7 +355,7 @@ impl<S: Storage> Blocks<S> {
         Ok(())
     }
 
-    /// Whether all of a record is still the same as when it was verified.
+    /// Whether the whole record is unchanged since it was verified.
     fn has(&self, found: &Found) -> bool {
         let last = (found.payload() + found.length).saturating_sub(1) / BLOCK_BYTES;
         (found.record / BLOCK_BYTES..=last).all(|number| {

@@ -1,10 +1,9 @@
-//! Reads what a journal holds, shows each record, and tells a torn end from a rotten middle.
+//! Reads a journal, replays each record, and tells a torn end from a rotten middle.
 //!
-//! *Torn or rotten?* Each batch names the last one that was synced when it was written: the
-//! watermark. A batch that can't be read and stands above every watermark was never promised to
-//! anybody, so it and what follows it are cut off. At or below one it had been on disk, and somebody
-//! may rely on it: then nothing is opened, and a person is told the file, the place and what to do.
-//! A segment with a successor is proven whole by it.
+//! *Torn or rotten?* Each batch names the last batch that was synced when it was written: the watermark. An unreadable
+//! batch above every watermark was never promised to anybody, so it and everything after it are cut off. An unreadable
+//! batch at or below a watermark had been on disk, and somebody may rely on it. Then the journal is not opened, and the
+//! error names the file, the offset and what to do. A segment with a successor is proven whole by it.
 
 use std::collections::VecDeque;
 
@@ -24,22 +23,22 @@ use crate::spares::Spares;
 use crate::storage::Storage;
 use crate::writer::Chain;
 
-/// Callback for each record; an error ends the opening.
+/// Callback for each record; an error stops the opening.
 pub type Replay<'a> = dyn FnMut(Replayed<'_>) -> Result<(), NotReplayed> + 'a;
 
-/// A record as it is read back.
+/// Record that was read back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Replayed<'a> {
     pub position: u64,
-    /// The format of the journal when it was written.
+    /// Format of the journal when the record was written.
     pub format: u32,
     pub bytes: &'a [u8],
 }
 
-/// Why a record can't be replayed, in words.
+/// Reason why a record can't be replayed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NotReplayed {
-    /// A newer program wrote it; nothing is wrong with it.
+    /// Record of a newer program; it is not damaged.
     Newer(String),
     Wrong(String),
 }
@@ -54,20 +53,20 @@ pub struct RecoveryReport {
     pub segments: u64,
     pub batches: u64,
     pub records: u64,
-    /// The last record; 0 when there is none.
+    /// Position of the last record; 0 when there is none.
     pub through: u64,
-    /// The watermark did not cover these records yet; they were written again.
+    /// Records that the watermark did not cover yet; they were written again.
     pub rewritten_records: u64,
-    /// Writes that a crash interrupted; none was confirmed. They were cut off.
+    /// Number of writes that a crash interrupted; none was confirmed. They were cut off.
     pub torn_batches: u64,
-    /// Whether it was closed in order, so that nothing can be missing unnoticed.
+    /// Whether it was closed in order, so that missing records would be noticed.
     pub was_closed: bool,
 }
 
-/// The journal's files.
+/// Files of the journal.
 #[derive(Default)]
 pub(crate) struct Found {
-    /// Numbers, in order.
+    /// Numbers of the segments, ascending.
     pub segments: Vec<u64>,
     pub spares: Vec<String>,
     pub unfinished: bool,
@@ -97,7 +96,7 @@ impl Found {
     }
 }
 
-/// Content of a journal, and where its next segment takes up.
+/// Content of a journal, and the point where its next segment continues.
 pub(crate) struct Recovered {
     pub report: RecoveryReport,
     /// Segments that still count.
@@ -107,11 +106,11 @@ pub(crate) struct Recovered {
     /// Number of the last segment; 0 when there is none.
     pub number: u64,
     pub epoch: u32,
-    /// Chain at the last batch that is proven to be on disk.
+    /// Chain after the last batch that is proven to be on disk.
     pub proven: Chain,
     /// Index of the records up to that batch.
     pub index: RecordIndex,
-    /// Records behind that batch, and the position of the first record that is not proven.
+    /// Records after that batch, and the position of the first record that is not proven.
     pub unproven: Vec<Vec<u8>>,
     pub base_position: u64,
 }
@@ -138,7 +137,7 @@ impl Recovered {
         }
     }
 
-    /// An empty journal, whose segments and epochs come after those of a damaged one.
+    /// Begins an empty journal whose segments and epochs come after those of a damaged one.
     pub fn after_a_repair(
         journal_id: [u8; 16],
         format: Format,
@@ -158,16 +157,16 @@ impl Recovered {
 
 /// End of the last segment.
 struct Tail {
-    /// Behind the last valid batch.
+    /// Chain after the last valid batch.
     last: Chain,
-    /// Batches up to this one are proven to be on disk.
+    /// Number of the last batch proven to be on disk.
     proven: u64,
-    /// How many segments before the last one still count.
+    /// Number of earlier segments that still count.
     older_segments: u32,
     torn_batches: u64,
 }
 
-/// Reads, and changes nothing.
+/// Reads the journal without changing it.
 pub(crate) fn recover<S: Storage>(
     storage: &S,
     found: &Found,
@@ -270,8 +269,8 @@ pub(crate) fn recover<S: Storage>(
     })
 }
 
-/// Whether the last segment that is there is the newest one. After which batch it was closed in order;
-/// 0: it was not.
+/// Checks that the last segment found is the newest one. Returns the batch after which it was closed in order; 0: it
+/// was not.
 fn check_newest<S: Storage>(
     storage: &S,
     found: &Found,
@@ -288,14 +287,14 @@ fn check_newest<S: Storage>(
         Some(slot) if slot.segment > last.segment => Err(missing(storage, slot.segment)),
         Some(slot) if slot.segment == last.segment => Ok(slot.closed_through),
         Some(_) => Ok(0),
-        // Formats before did without it, and the upgrade of one may have been interrupted.
+        // Earlier formats did not have the file, and an upgrade may have been interrupted.
         None if last.format_version < 2 => Ok(0),
         None if found.newest => damaged("none of its checksums is right"),
         None => damaged("the file is missing"),
     }
 }
 
-/// Checks that a journal without a segment never had one.
+/// Checks that a journal without segments never had one.
 pub(crate) fn check_nothing<S: Storage>(storage: &S, found: &Found) -> Result<(), OpenError> {
     match NewestSlot::read(storage, found)? {
         Some(slot) if slot.segment > 0 => Err(missing(storage, slot.segment)),
@@ -348,8 +347,7 @@ struct Joiner<'a> {
     report: RecoveryReport,
     next_position: u64,
     epoch: u32,
-    /// Parts of a record before this position are what is left of it since its first part went
-    /// with a dropped segment.
+    /// Position before which parts of a record are remnants: its first part was in a dropped segment.
     oldest_position: u64,
     parts: Option<Vec<u8>>,
     proven: u64,
@@ -372,10 +370,10 @@ impl<'a> Joiner<'a> {
 
     fn begin_segment(&mut self, header: &SegmentHeader) -> Result<(), String> {
         if header.epoch > self.epoch {
-            // The process that began the record died before its last part; its position was free
-            // for the next process.
+            // The process that began the record died before its last part, and the next process used its position
+            // again.
             self.parts = None;
-            // ... also when its first part is gone with a dropped segment.
+            // The first part may also be in a dropped segment.
             let is_first = self.report.records == 0;
             if is_first && header.base_position + 1 == self.next_position {
                 self.next_position = header.base_position;
@@ -393,7 +391,7 @@ impl<'a> Joiner<'a> {
         }
     }
 
-    /// How much of the record's payload came before this part.
+    /// Returns the bytes of the record's payload before this part.
     fn skipped(&self, record: &RecordPart<'_>) -> u64 {
         let is_further = !record.kind.begins();
         let before = self.parts.as_ref().filter(|_| is_further);

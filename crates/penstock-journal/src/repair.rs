@@ -1,17 +1,17 @@
-//! Puts a sound journal in the place of a damaged one, and keeps the damaged files.
+//! Replaces a damaged journal with a sound one, and keeps the damaged files.
 //!
-//! The sound one is written anew, in a directory of its own (`repaired.partial`, then `repaired`), and
-//! read back before anything is changed. Its segments have higher numbers than the damaged ones. Then
-//! files are moved, in an order in which no moment looks like a good journal but the last:
+//! The sound journal is written to a directory of its own (`repaired.partial`, then `repaired`) and read back before
+//! anything is changed. Its segments have higher numbers than the damaged ones. Then files are moved, in an order in
+//! which no intermediate state looks like a good journal:
 //!
 //! 1. the newest sound segment: it names its predecessors, which are missing, so nothing opens this;
-//! 2. the damaged files, to a directory beside them;
+//! 2. the damaged files, to a directory next to them;
 //! 3. the file that names the newest segment;
-//! 4. the rest of the sound segments, the oldest one last.
+//! 4. the remaining sound segments, the oldest one last.
 //!
-//! Whenever this is interrupted, the next repair goes on with it.
+//! An interrupted repair is continued by the next one.
 //!
-//! Segments that have each other's names are no damage: before anything else they get their own back.
+//! Segments with swapped names are no damage: before anything else they get their own names back.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -36,20 +36,20 @@ const FINISHED: &str = "repaired";
 /// Outcome of a repair.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RepairReport {
-    /// Segments that had each other's names and have their own again.
+    /// Number of segments whose names were swapped and are right again.
     pub put_back: u64,
-    /// Place of the damaged files now; `None`: none was damaged, and nothing was written.
+    /// New location of the damaged files; `None`: none was damaged, and nothing was written.
     pub damaged_files: Option<PathBuf>,
-    /// An earlier repair was interrupted, and only had to be finished. It said what was lost.
+    /// Whether an interrupted repair only had to be finished. The earlier run reported the losses.
     pub resumed: bool,
-    /// Sound records that were kept.
+    /// Number of sound records, all of which were kept.
     pub records: u64,
-    /// Writes that a crash interrupted; none was confirmed.
+    /// Number of writes that a crash interrupted; none was confirmed.
     pub torn_batches: u64,
     pub lost: Vec<Lost>,
 }
 
-/// Why nothing was repaired. The damaged files are as they were, or were moved as they are.
+/// Reason why nothing was repaired. The damaged files are unchanged, or were moved unchanged.
 #[derive(Debug, thiserror::Error)]
 pub enum RepairError {
     #[error(transparent)]
@@ -114,13 +114,13 @@ pub fn repair(
 
     let unfinished = path.join(UNFINISHED);
     if unfinished.is_dir() {
-        // Of an interrupted repair; a copy of what is still here.
+        // Left by an interrupted repair: a copy of records that are still here.
         fs::remove_dir_all(&unfinished).map_err(failed_to("remove", &unfinished))?;
     }
     let target = open_directory(&unfinished)?;
     let written = write_anew(&storage, &found, &target, options);
     let salvage = written.inspect_err(|_| {
-        // It may be this that fills the disk.
+        // The copy itself may have filled the disk.
         let _removed = fs::remove_dir_all(&unfinished);
     })?;
     let finished = path.join(FINISHED);
@@ -137,11 +137,11 @@ pub fn repair(
     })
 }
 
-/// Gives segments of one journal that have each other's names their own, as their headers say. Two files change
-/// places at once, so whenever this is interrupted each has one of their names, and the next repair goes on.
+/// Restores the names of segments that were swapped, as their headers state them. Two files exchange names at once, so
+/// an interruption leaves each under one of their names, and the next repair continues.
 fn put_names_back(storage: &DiskStorage, path: &Path, found: &Found) -> Result<u64, RepairError> {
     let mut journals = BTreeSet::new();
-    // The segment that each file holds, where that is another than its name says.
+    // Segment in each file, where it differs from the file's name.
     let mut holds = BTreeMap::new();
     for number in &found.segments {
         if let Some(header) = stated_header(storage, *number)? {
@@ -165,7 +165,7 @@ fn put_names_back(storage: &DiskStorage, path: &Path, found: &Found) -> Result<u
         let exchanged = exchange(&file, &path.join(segment_name(segment)));
         match exchanged {
             Ok(()) => {}
-            // This file system can't. Then their batches are copied like those of damaged segments.
+            // This file system can't exchange names. The batches are then copied like those of damaged segments.
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => return Ok(0),
             Err(error) => return Err(failed_to("move", &file)(error)),
         }
@@ -188,7 +188,7 @@ pub(crate) fn write_anew<S: Storage, T: Storage>(
     target: &T,
     options: &JournalOptions,
 ) -> Result<Salvage, RepairError> {
-    // First without writing, for the epoch: what is written must be of a later one.
+    // First pass without writing, to find the epoch: new batches need a later one.
     let mut first = None;
     let looked = salvage(source, found, &mut |record| {
         first.get_or_insert((record.position, record.format));
@@ -218,7 +218,7 @@ pub(crate) fn write_anew<S: Storage, T: Storage>(
         nothing_yet,
         recovered,
     )?);
-    // Each record stays in its format. The journal is ready for what an upgrade must come before.
+    // Each record keeps its format. The journal is upgraded at the same points as the old one.
     let mut go_over_to = |opened: &mut Option<OpenedJournal<T>>, version| {
         if version > format.version {
             let lock = finish(opened.take().expect("it is open"))?;
@@ -256,7 +256,7 @@ pub(crate) fn write_anew<S: Storage, T: Storage>(
     }
     let lock = finish(opened.take().expect("it is open"))?;
 
-    // The next opening adds a segment, so that there are two at least, and proves the rest.
+    // The next opening adds a segment, so that there are at least two, and proves the rest.
     let (mut read, mut read_checksum) = (0, 0);
     resume(target.clone(), lock, options.clone(), &mut |record| {
         read += 1;
@@ -270,7 +270,7 @@ pub(crate) fn write_anew<S: Storage, T: Storage>(
     Ok(salvaged)
 }
 
-/// Writes and syncs what waits, and gives up all but the lock.
+/// Writes and syncs all waiting records, and releases everything but the lock.
 fn finish<S: Storage>(mut opened: OpenedJournal<S>) -> Result<S::Lock, WriteError> {
     write_waiting(&mut opened)?;
     opened.writer.sync()?;
@@ -284,7 +284,7 @@ fn write_waiting<S: Storage>(opened: &mut OpenedJournal<S>) -> Result<(), WriteE
     Ok(())
 }
 
-/// Moves files, as the head of this file says. `before` is asked before each step.
+/// Moves files in the order that the module describes. Calls `before` before each step.
 fn move_files(
     path: &Path,
     damaged_files: &Path,
@@ -293,7 +293,7 @@ fn move_files(
     let finished = path.join(FINISHED);
     let here = Found::list(&open_directory(path)?)?;
     let mut there = Found::list(&open_directory(&finished)?)?;
-    // The newest one is moved first; it says how many come before it.
+    // The newest segment is moved first; it states how many precede it.
     let from = match here.segments.last().max(there.segments.last()) {
         Some(newest) if there.segments.last() == Some(newest) => finished.as_path(),
         _ => path,
@@ -324,7 +324,7 @@ fn move_files(
             rename(&path.join(name), &damaged_files.join(name))?;
         }
     }
-    // Once the sound one is here, there is none there.
+    // Once the sound file is here, there is none over there.
     let newest = finished.join(NEWEST);
     if newest.exists() {
         if path.join(NEWEST).exists() {
@@ -347,7 +347,7 @@ fn move_files(
         sync(path)?;
     }
     before("clean")?;
-    // Spares, if any.
+    // Removes the remaining spares, if any.
     fs::remove_dir_all(&finished).map_err(failed_to("remove", &finished))?;
     sync(path)
 }
@@ -382,7 +382,7 @@ mod tests {
 
     const STOPPED: &str = "stopped here";
 
-    /// A journal whose first segment is damaged, and its records from before.
+    /// Makes a journal whose first segment is damaged, and returns its original records.
     fn damaged(path: &Path, options: &JournalOptions) -> Vec<Vec<u8>> {
         let storage = DiskStorage::open(path).unwrap();
         let mut opened = Journal::open(storage, options.clone(), &mut |_| Ok(())).unwrap();
@@ -396,7 +396,7 @@ mod tests {
         records
     }
 
-    /// A bit of the first record.
+    /// Flips a bit of the first record.
     fn flip(path: &Path) {
         let first = path.join(segment_name(1));
         let mut bytes = fs::read(&first).unwrap();
@@ -404,7 +404,7 @@ mod tests {
         fs::write(&first, bytes).unwrap();
     }
 
-    /// Each record keeps its format, though all of them are written anew.
+    /// Checks that each record keeps its format although all of them are rewritten.
     #[test]
     fn a_repair_of_a_journal_that_was_upgraded_half_way_mixes_no_formats() {
         let mut options = JournalOptions {
@@ -427,7 +427,7 @@ mod tests {
                 fs::write(path.join(segment_name(number)), bytes).unwrap();
             }
             if is_upgraded {
-                // While it was sound.
+                // Taken while it was sound.
                 flip(path);
                 options.upgrades = true;
                 let mut opened = Journal::open(storage, options.clone(), &mut |_| Ok(())).unwrap();
@@ -485,7 +485,7 @@ mod tests {
             let root = tempfile::tempdir().unwrap();
             let path = root.path();
             let records = damaged(path, &options);
-            // As `repair` does, up to the moves.
+            // Repeats `repair` up to the moves.
             let storage = DiskStorage::open(path).unwrap();
             let found = Found::list(&storage).unwrap();
             let target = DiskStorage::open(path.join(FINISHED)).unwrap();

@@ -1,10 +1,9 @@
-//! A file that only takes up room, to be removed when the disk is full.
+//! File that only occupies space, and is removed when the disk is full.
 //!
-//! A spare's blocks are the journal's own, and batches need no others. But a spare becomes a segment by a new
-//! name, and XFS may want a block for that. Btrfs and ZFS write no block twice: there every write takes
-//! new blocks before it frees old ones, if only for the tree that finds them. So a full disk can stop
-//! the journal however many spares it has. Removing a file is what always succeeds: the room that this one
-//! took lets workers drain the queues, which makes more.
+//! The blocks of a spare belong to the journal, and batches need no others. But a spare becomes a segment by a rename,
+//! and XFS may need a block for the new name. Btrfs and ZFS never overwrite a block: every write takes new blocks
+//! before it frees old ones, if only for their tree of blocks. So a full disk can stop the journal however many spares
+//! it has. Removing a file always succeeds. The freed space lets workers drain the queues, which frees more.
 
 use std::io;
 
@@ -12,20 +11,20 @@ use crate::spares::is_full;
 use crate::storage::{Storage, StoredFile};
 
 const RESERVE: &str = "room.reserve";
-/// The bytes that are written at a time.
+/// Bytes written at a time.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// Removes the reserve, if there is one; returns whether that made room.
+/// Removes the reserve if there is one; returns whether that made room.
 pub(crate) fn give_up_reserve<S: Storage>(storage: &S) -> io::Result<bool> {
     match storage.remove(RESERVE) {
-        // Its blocks are free once the removal is on disk.
+        // The blocks are free once the removal is on disk.
         Ok(()) => storage.sync_directory().map(|()| true),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
         Err(error) => Err(error),
     }
 }
 
-/// Takes a step of an opening, which may have to make room for it: by the reserve, then by spares.
+/// Runs a step of an opening, and makes room for it if needed: first by the reserve, then by spares.
 pub(crate) fn making_room<S: Storage>(
     storage: &S,
     spares: &mut Vec<String>,
@@ -44,7 +43,7 @@ pub(crate) fn making_room<S: Storage>(
     }
 }
 
-/// Whether an earlier process left a reserve of this size. One of another size is removed.
+/// Whether an earlier process left a reserve of this size. A reserve of another size is removed.
 pub(crate) fn is_there<S: Storage>(storage: &S, bytes: u64) -> io::Result<bool> {
     let found = match storage.open(RESERVE) {
         Ok(file) => file.size()?,
@@ -57,15 +56,15 @@ pub(crate) fn is_there<S: Storage>(storage: &S, bytes: u64) -> io::Result<bool> 
     Ok(found == bytes)
 }
 
-/// Writes and syncs the reserve. An error leaves none.
+/// Writes and syncs the reserve. Leaves none after an error.
 pub(crate) fn make<S: Storage>(storage: &S, bytes: u64) -> io::Result<()> {
     let file = storage.create(RESERVE)?;
     let written = fill_with_noise(&file, bytes).and_then(|()| file.sync());
-    // If it can't be removed, the next opening finds its size wrong.
+    // If it can't be removed, the next opening notices its wrong size.
     written.inspect_err(|_| drop(storage.remove(RESERVE)))
 }
 
-/// Zeros would occupy nothing where the file system compresses.
+/// Fills a file with noise: zeros would occupy no space where the file system compresses.
 fn fill_with_noise<F: StoredFile>(file: &F, bytes: u64) -> io::Result<()> {
     let mut noise = 0x9e37_79b9_7f4a_7c15_u64;
     let mut piece = Vec::with_capacity(PIECE_BYTES);
@@ -86,8 +85,8 @@ fn fill_with_noise<F: StoredFile>(file: &F, bytes: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Says that there is no room before anything is tried: where a file is filled to see whether it fits,
-/// all others have no room meanwhile, the journal's own writes among them.
+/// Fails before anything is tried if there is too little room: filling a file to find out would take the room from all
+/// others, including the journal's own writes.
 pub(crate) fn check_free<S: Storage>(storage: &S, needed: u64) -> io::Result<()> {
     match storage.free_bytes() {
         Some(free) if free < needed => Err(io::ErrorKind::StorageFull.into()),

@@ -1,8 +1,8 @@
-//! Reads all that is sound in a damaged journal, and says what is not.
+//! Reads all sound records of a damaged journal, and reports the damage.
 //!
-//! A batch whose checksums are right is sound, wherever it stands. In one that is not, each record is
-//! judged by its own checksum; behind a bad one the next is searched for, and believed only if records
-//! follow each other from there to the end of the batch.
+//! A batch whose checksums are right is sound, wherever it is. In any other batch each record is judged by its own
+//! checksum. After a bad record the next one is searched for, and believed only if records follow each other from there
+//! to the end of the batch.
 
 use crate::format::{
     BATCH_ALIGN, BatchHeader, FIRST_BATCH, Format, NewestSlot, RecordHeader, RecordKind,
@@ -13,20 +13,20 @@ use crate::recovery::{Found, Replayed};
 use crate::scan::{Flaw, SegmentImage, read_damaged_header};
 use crate::storage::Storage;
 
-/// Records that can't be brought back.
+/// Records that can't be recovered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lost {
-    /// How many records are gone for certain, from this position on.
+    /// Position of the first lost record; `records` of them are certainly gone.
     pub position: u64,
     pub records: u64,
-    /// Whether it is the beginning or the end of the journal, so that nobody can know whether there were more.
+    /// Whether the loss is at the beginning or the end of the journal, so that more records may be missing.
     pub is_open_ended: bool,
     pub file: String,
-    /// Beginning of the damage, and the beginning of the next sound record.
+    /// Start of the damage, and start of the next sound record.
     pub from: u64,
     pub to: u64,
     pub what: String,
-    /// Bytes found in place of a record, to be read with doubt: the checksum is wrong.
+    /// Bytes found in place of a record. Read them with doubt: the checksum is wrong.
     pub remains: Vec<Vec<u8>>,
 }
 
@@ -36,9 +36,9 @@ pub(crate) struct Salvage {
     pub lost: Vec<Lost>,
     pub records: u64,
     pub torn_batches: u64,
-    /// No batch was written under a later one.
+    /// Highest epoch of any batch.
     pub epoch: u32,
-    /// The format of the newest segment whose header can be read.
+    /// Format of the newest segment whose header can be read.
     pub format: Format,
 }
 
@@ -86,7 +86,7 @@ pub(crate) fn salvage<S: Storage>(
     }
     salvager.salvage.format = known.format();
     let oldest = oldest_that_counts(storage, &images)?;
-    // What is older was dropped; only its file was not gone yet.
+    // Older segments were dropped; only their files still exist.
     images.retain(|image| image.number >= oldest);
     if images.first().is_none_or(|first| first.number > oldest) {
         salvager.damaged(&segment_name(oldest), 0..0, "the file is missing");
@@ -125,15 +125,15 @@ pub(crate) fn salvage<S: Storage>(
     Ok(salvage)
 }
 
-/// A segment, whose header may have been made up from its batches.
+/// Segment, whose header may have been reconstructed from its batches.
 struct Image {
     number: u64,
     header: SegmentHeader,
     header_is_lost: bool,
     flaw: Option<Flaw>,
-    /// 0: nothing in it can be read.
+    /// Number of its first batch; 0: nothing in it can be read.
     base_sequence: u64,
-    /// Offset of its first batch that can be read, if the header can't.
+    /// Offset of the first batch that can be read, if the header can't.
     first_batch: u64,
 }
 
@@ -188,7 +188,7 @@ impl Image {
     }
 }
 
-/// By the last batch that can be read.
+/// Returns the oldest segment that counts, as the last readable batch states it.
 fn oldest_that_counts<S: Storage>(storage: &S, images: &[Image]) -> Result<u64, OpenError> {
     let Some(last) = images.iter().rfind(|image| image.base_sequence > 0) else {
         return Ok(0);
@@ -206,13 +206,13 @@ fn oldest_that_counts<S: Storage>(storage: &S, images: &[Image]) -> Result<u64, 
 struct Salvager<'a> {
     keep: &'a mut Keep<'a>,
     salvage: Salvage,
-    /// The position that should come next; `None` before the first.
+    /// Expected position of the next record; `None` before the first.
     next: Option<u64>,
-    /// A long record that is not complete.
+    /// Long record that is not complete yet.
     parts: Option<(u64, Vec<u8>)>,
     /// Damage since the last sound record.
     damage: Option<Lost>,
-    /// The format of the segment that is read; one whose header is lost has that of the segment before.
+    /// Format of the segment being read; a segment without a header takes that of the previous one.
     format: u32,
 }
 
@@ -276,7 +276,7 @@ impl Salvager<'_> {
         Ok(())
     }
 
-    /// Batches that are not valid, one or more, up to the next valid one.
+    /// Handles one or more invalid batches, up to the next valid one.
     fn broken_batch(
         &mut self,
         image: &SegmentImage,
@@ -292,7 +292,7 @@ impl Salvager<'_> {
             .get(offset as usize..)
             .and_then(BatchHeader::decode);
         let header = header.filter(|header| header.sequence == sequence + 1);
-        // As far as is known, where its records end and which positions they have.
+        // The best known end of its records and range of their positions.
         let end = match (&header, &next) {
             (Some(header), _) => (body + u64::from(header.length)).min(file_end),
             (None, Some((at, _))) => *at,
@@ -303,7 +303,7 @@ impl Salvager<'_> {
             (None, Some((_, next))) => Some(next.first_position + 1),
             (None, None) => None,
         };
-        // Behind the last record of a batch whose length is not known stand up to 63 other bytes.
+        // A batch of unknown length may have up to 63 other bytes after its last record.
         let slack = if header.is_some() { 0 } else { BATCH_ALIGN };
         let bytes = &image.bytes[..end as usize];
         let mut at = body;
@@ -338,7 +338,7 @@ impl Salvager<'_> {
         if let Some(from) = bad_from {
             match header.is_some() || next.is_some() {
                 true => self.lost_record(image, from, end, what),
-                // What stands there may be of long ago: nothing says where the batch ended.
+                // These bytes may be old: nothing states where the batch ended.
                 false if from == body => self.damaged(&image.name, offset..end, what),
                 false => self.damaged(&image.name, from..end, what),
             }
@@ -348,7 +348,7 @@ impl Salvager<'_> {
         Ok(())
     }
 
-    /// Between these places stands something that is not sound.
+    /// Notes unsound bytes between these offsets.
     fn lost_record(&mut self, image: &SegmentImage, from: u64, to: u64, what: &str) {
         self.damaged(&image.name, from..to, what);
         let payload = from as usize + RecordHeader::BYTES;
@@ -361,7 +361,7 @@ impl Salvager<'_> {
 
     fn damaged(&mut self, file: &str, range: std::ops::Range<u64>, what: &str) {
         match &mut self.damage {
-            // One hole, as long as nothing sound stands in between.
+            // Adjacent damage is one hole as long as nothing sound lies in between.
             Some(damage) if damage.file == file => damage.to = damage.to.max(range.end),
             Some(damage) => damage.what = format!("{}; {file}: {what}", damage.what),
             none => {
@@ -382,7 +382,7 @@ impl Salvager<'_> {
     fn take(&mut self, record: RecordPart<'_>) -> Result<(), OpenError> {
         let position = record.position;
         if self.next.is_some_and(|next| position < next) {
-            // Written again later, or what is left of a record that began in a dropped segment.
+            // Rewritten later, or a remnant of a record that began in a dropped segment.
             return Ok(());
         }
         let is_continued = matches!(&self.parts, Some((of, _)) if *of == position);
@@ -395,7 +395,7 @@ impl Salvager<'_> {
                 self.parts = Some((position, record.payload.to_vec()));
                 Ok(())
             }
-            // Its beginning is gone; that is found out at the next whole one.
+            // Its beginning is lost; the next whole record reveals that.
             RecordKind::Middle | RecordKind::Last if !is_continued || self.damage.is_some() => {
                 self.parts = None;
                 Ok(())
@@ -458,8 +458,8 @@ impl Salvager<'_> {
     }
 }
 
-/// The first place from which on records follow each other to the end of the batch, with positions
-/// above `after` and below `limit`.
+/// Finds the first offset from which records follow each other to the end of the batch, with positions above `after`
+/// and below `limit`.
 fn resume(bytes: &[u8], from: u64, after: u64, limit: u64, slack: u64) -> Option<u64> {
     (from as usize..bytes.len().saturating_sub(RecordHeader::BYTES)).find_map(|at| {
         let position = u64::from_le_bytes(bytes.get(at + 8..at + 16)?.try_into().ok()?);

@@ -1,4 +1,4 @@
-//! Reads one segment: what a batch is valid by, and what proves that one was on disk.
+//! Reads one segment: decides whether a batch is valid, and whether it is proven to have been on disk.
 
 use crc32c::crc32c;
 
@@ -16,22 +16,22 @@ pub(crate) struct SegmentImage {
     pub name: String,
     pub header: SegmentHeader,
     pub bytes: Vec<u8>,
-    /// The journal was closed in order in this segment, after this batch; 0: it was not.
+    /// Batch after which the journal was closed in order, in this segment; 0: it was not.
     pub closed_through: u64,
 }
 
-/// A batch whose checksums are right and which follows the one before.
+/// Batch whose checksums are right and that follows the previous batch.
 pub(crate) struct BatchView<'a> {
     pub header: BatchHeader,
     pub body: &'a [u8],
-    /// Offset of the next one.
+    /// Offset of the next batch.
     pub end: u64,
 }
 
-/// Findings behind the last valid batch of a segment.
+/// Findings after the last valid batch of a segment.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Beyond {
-    /// Batches of this segment that can't be read, or can't be reached.
+    /// Batches of this segment that can't be read or reached.
     pub torn_batches: u64,
     /// Proof that the missing batch had been synced.
     pub proof: Option<Proof>,
@@ -40,7 +40,7 @@ pub(crate) struct Beyond {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Proof {
     Header,
-    /// The batch at this place was written after it.
+    /// Offset of a batch that was written after it.
     Batch(u64),
     Close,
 }
@@ -58,7 +58,7 @@ impl std::fmt::Display for Proof {
     }
 }
 
-/// Reads and judges a segment's header.
+/// Reads and checks a segment's header.
 pub(crate) fn read_header<S: Storage>(
     storage: &S,
     number: u64,
@@ -73,7 +73,7 @@ pub(crate) fn read_header<S: Storage>(
     }
 }
 
-/// The header as it stands there, whatever the name of its file; `None`: it can't be read.
+/// Reads the header, whatever the name of its file; `None`: it can't be read.
 pub(crate) fn stated_header<S: Storage>(
     storage: &S,
     number: u64,
@@ -86,10 +86,10 @@ pub(crate) fn stated_header<S: Storage>(
     Ok(SegmentHeader::decode(&page).filter(SegmentHeader::is_plausible))
 }
 
-/// Fault, and the byte at which it is.
+/// Offset of a fault, and a description.
 pub(crate) type Flaw = (u64, String);
 
-/// The header, if it is one, and what is wrong with it or with the file's length.
+/// Reads the header if there is one, and describes what is wrong with it or with the file's length.
 pub(crate) fn read_damaged_header<S: Storage>(
     storage: &S,
     number: u64,
@@ -152,7 +152,7 @@ impl SegmentImage {
         })
     }
 
-    /// The state of the chain before the segment's first batch.
+    /// Returns the chain before the segment's first batch.
     pub fn first_link(&self) -> Chain {
         Chain {
             journal_id: self.header.journal_id,
@@ -161,8 +161,8 @@ impl SegmentImage {
         }
     }
 
-    /// The batch at `offset` that follows `chain`, which is moved on to it; or what is wrong. One without
-    /// records may stand at the next page instead.
+    /// Reads the batch at `offset` that follows `chain`, and advances the chain; or describes what is wrong. A batch
+    /// without records may be at the next page instead.
     pub fn batch_at(&self, offset: u64, chain: &mut Chain) -> Result<BatchView<'_>, &'static str> {
         let here = self.batch_here(offset, *chain);
         let page = offset.next_multiple_of(PAGE);
@@ -191,7 +191,7 @@ impl SegmentImage {
         if !follows && !planted!("accept-ghosts") {
             return Err("the batch does not follow the one before");
         }
-        // What it says is only ever used as a proof, and this could prove anything.
+        // Its watermark serves as a proof only, and this one could prove anything.
         if header.durable_through >= header.sequence {
             return Err("the batch names as synced what was not written before it");
         }
@@ -204,7 +204,7 @@ impl SegmentImage {
         Ok(BatchView { header, body, end })
     }
 
-    /// The first batch at or after `offset` with a valid header and a number above `sequence`.
+    /// Finds the first batch at or after `offset` with a valid header and a number above `sequence`.
     pub fn next_batch(&self, offset: u64, sequence: u64) -> Option<(u64, BatchHeader)> {
         let tag = batch_tag(self.header.journal_id).to_le_bytes();
         (offset.max(FIRST_BATCH)..self.bytes.len() as u64)
@@ -216,7 +216,7 @@ impl SegmentImage {
             .find(|(_, header)| self.is_ours(header) && header.sequence > sequence)
     }
 
-    /// Looks at `offset` and behind, where the batch after `sequence` can't be read.
+    /// Examines `offset` and everything after it, where the batch after `sequence` can't be read.
     pub fn beyond(&self, offset: u64, sequence: u64) -> Beyond {
         let missing = sequence + 1;
         let mut beyond = Beyond::default();
@@ -240,15 +240,15 @@ impl SegmentImage {
         beyond
     }
 
-    /// Numbers of segments are never used twice, and the epoch tells attempts at one segment apart:
-    /// what an older use of the file left behind is not ours.
+    /// Whether a batch belongs to this use of the file. Segment numbers are never reused, and the epoch tells attempts
+    /// at one segment apart.
     fn is_ours(&self, header: &BatchHeader) -> bool {
         header.tag == batch_tag(self.header.journal_id)
             && header.segment == self.header.segment
             && header.epoch == self.header.epoch
     }
 
-    /// A header that is broken, but not so much that it could be an old one or none at all.
+    /// Whether a broken header is close enough to a valid one of this segment to be no remnant.
     fn resembles_ours(&self, offset: u64) -> bool {
         let bytes = self.bytes.get(offset as usize..).unwrap_or_default();
         if BatchHeader::decode(bytes).is_some() {
@@ -267,7 +267,7 @@ impl<'a> BatchView<'a> {
         self.end - batch_aligned(bytes)
     }
 
-    /// The records, each with its place in the segment.
+    /// Iterates over the records, each with its offset in the segment.
     pub fn records(
         &self,
     ) -> impl Iterator<Item = Result<(u64, RecordPart<'a>), (u64, &'static str)>> {

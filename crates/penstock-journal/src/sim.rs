@@ -1,10 +1,9 @@
-//! A disk that forgets: the power cut as a struct.
+//! Simulated disk that forgets: a power cut as a struct.
 //!
-//! Each file has what is *durable*, what was written since (*pending*, write by write), and what a
-//! reader sees (*cached*). A crash keeps, for each sector of each file by itself, a random one of the
-//! versions that the sector has had since it was last synced; the same goes for the file's length
-//! and for each entry of the directory. Nothing here is likelier than on a real disk, only quicker
-//! to meet.
+//! Each file has its *durable* bytes, the writes since (*pending*), and what a reader sees (*cached*). A crash keeps,
+//! for each sector of each file separately, a random one of the versions since the last sync. The same holds for the
+//! file's length and for each entry of the directory. Nothing here is likelier than on a real disk, only quicker to
+//! meet.
 
 mod leftovers;
 
@@ -14,10 +13,10 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::storage::{Storage, StoredFile};
 
-/// The unit that a disk writes whole or not at all.
+/// Unit that a disk writes whole or not at all.
 pub const SECTOR: u64 = 512;
 
-/// A small deterministic source of randomness (splitmix64).
+/// Small deterministic source of randomness (splitmix64).
 #[derive(Clone, Debug)]
 pub struct Rng(u64);
 
@@ -34,7 +33,7 @@ impl Rng {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number below `limit`.
+    /// Draws a number below `limit`.
     pub fn below(&mut self, limit: u64) -> u64 {
         assert!(limit > 0);
         self.draw() % limit
@@ -52,16 +51,14 @@ impl Rng {
 /// Faults to inject, and when. Calls that change anything are counted from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The call fails with EIO, and what it was to do may have been done in part. After a failed
-    /// sync the pages count as clean: a later sync succeeds and writes nothing of them.
+    /// Fails the call with EIO, possibly after doing part of it. After a failed sync the pages count as clean: a later
+    /// sync succeeds and writes none of them.
     Error,
-    /// The call fails with ENOSPC, if it writes.
+    /// Fails the call with ENOSPC, if it writes.
     DiskFull,
-    /// The power fails in the midst of the call: it and all later ones fail, until
-    /// [`SimStorage::crash`] shows what was kept.
+    /// Cuts the power during the call: it and all later ones fail, until [`SimStorage::crash`] shows what was kept.
     PowerOff,
-    /// The process is killed in the midst of the call: it never learns whether that was done, and none
-    /// of its later calls is.
+    /// Kills the process during the call: it never learns whether the call was done, and makes no later ones.
     Killed,
 }
 
@@ -69,23 +66,23 @@ pub enum Fault {
 #[derive(Clone)]
 pub struct SimStorage {
     disk: Arc<Mutex<Disk>>,
-    /// The process that this handle belongs to; handles do not outlive their process.
+    /// Process that this handle belongs to; handles do not outlive their process.
     process: u64,
 }
 
 #[derive(Clone, Default)]
 struct Disk {
     files: Vec<Inode>,
-    /// Places in `files` for those that come: a run may drop many thousands of segments.
+    /// Free indices in `files` for new ones: a run may drop many thousands of segments.
     unused: BTreeSet<usize>,
-    /// As a process sees it, and as it would be found after a power cut.
+    /// Entries as a process sees them, and as they would be found after a power cut.
     directory: BTreeMap<String, usize>,
     durable_directory: BTreeMap<String, usize>,
     pending_entries: Vec<EntryChange>,
     calls: u64,
     faults: BTreeMap<u64, Fault>,
     power_is_off: bool,
-    /// All files together may have so many bytes.
+    /// Limit of the total size of all files.
     quota_bytes: Option<u64>,
     process: u64,
     locked: bool,
@@ -96,9 +93,9 @@ struct Disk {
 struct Inode {
     cached: Vec<u8>,
     durable: Vec<u8>,
-    /// Since the last sync, in order.
+    /// Writes since the last sync, in order.
     pending: Vec<Write>,
-    /// Handles of it that are open.
+    /// Number of open handles.
     handles: usize,
 }
 
@@ -143,23 +140,23 @@ impl SimStorage {
         }
     }
 
-    /// Plans a fault for the n-th call that changes anything, counted from the beginning.
+    /// Plans a fault for the n-th call that changes anything, counted from the start.
     pub fn fail_at(&self, call: u64, fault: Fault) {
         self.disk().faults.insert(call, fault);
     }
 
-    /// How many calls that change anything were made.
+    /// Returns the number of calls that changed anything.
     pub fn calls(&self) -> u64 {
         self.disk().calls
     }
 
-    /// From now on the disk is full when all files together have so many bytes: what would make one
-    /// longer fails, and what is there can still be written over. `None`: it is never full.
+    /// Limits the total size of all files from now on. A write that would make a file longer then fails; existing bytes
+    /// can still be overwritten. `None`: there is no limit.
     pub fn set_quota(&self, bytes: Option<u64>) {
         self.disk().quota_bytes = bytes;
     }
 
-    /// Bytes of all files together.
+    /// Returns the total size of all files.
     pub fn used_bytes(&self) -> u64 {
         self.disk().used_bytes()
     }
@@ -169,22 +166,22 @@ impl SimStorage {
         self.disk().faults.clear();
     }
 
-    /// The process that this handle belongs to was killed.
+    /// Whether the process that this handle belongs to was killed.
     pub fn is_dead(&self) -> bool {
         self.disk().process != self.process
     }
 
-    /// The power has failed in the midst of a call, and [`Self::crash`] has not been called yet.
+    /// Whether the power was cut during a call, and [`Self::crash`] was not called yet.
     pub fn is_off(&self) -> bool {
         self.disk().power_is_off
     }
 
-    /// Decides what a failed call leaves behind; without it, nothing.
+    /// Seeds the remains of failed calls; by default they leave nothing.
     pub fn seed_faults(&self, rng: Rng) {
         self.disk().rng = Some(rng);
     }
 
-    /// The process is killed: what it has written is as it was, and all its handles are dead.
+    /// Kills the process: its writes remain, and all its handles are dead.
     pub fn kill(&self) -> Self {
         let mut disk = self.disk();
         disk.end_process();
@@ -194,13 +191,13 @@ impl SimStorage {
         }
     }
 
-    /// The power is cut, and comes back: a random part of what was not synced is gone.
+    /// Cuts the power and restores it: a random part of the unsynced changes is lost.
     pub fn crash(&self, rng: &mut Rng) -> Self {
         self.disk().crash(rng);
         self.kill()
     }
 
-    /// The same disk at this moment, on its own from now on.
+    /// Copies the disk in its present state.
     pub fn fork(&self) -> Self {
         let copy = self.disk().clone();
         Self {
@@ -209,13 +206,13 @@ impl SimStorage {
         }
     }
 
-    /// A file's bytes, as a reader sees them.
+    /// Returns a file's bytes as a reader sees them.
     pub fn contents(&self, name: &str) -> Option<Vec<u8>> {
         let disk = self.disk();
         Some(disk.files[*disk.directory.get(name)?].cached.clone())
     }
 
-    /// Rot: replaces a file's bytes, on the disk and in memory.
+    /// Simulates rot: replaces a file's bytes, on the disk and in memory.
     pub fn corrupt(&self, name: &str, bytes: Vec<u8>) {
         let mut disk = self.disk();
         let file = disk.directory[name];
@@ -244,7 +241,7 @@ impl SimStorage {
 }
 
 impl Disk {
-    /// Counts a call; the fault planned for it, if any.
+    /// Counts a call and returns the fault planned for it, if any.
     fn change(&mut self) -> Option<Fault> {
         let fault = self.faults.remove(&self.calls);
         self.calls += 1;
@@ -255,7 +252,7 @@ impl Disk {
         fault
     }
 
-    /// The result of a call that met `fault`.
+    /// Returns the result of a call that met `fault`.
     fn outcome(fault: Option<Fault>) -> io::Result<()> {
         match fault {
             None => Ok(()),
@@ -273,7 +270,7 @@ impl Disk {
             .sum()
     }
 
-    /// How much of a write up to `end` there is no space for.
+    /// Returns the bytes of a write up to `end` for which there is no space.
     fn lacking(&self, file: usize, end: u64) -> u64 {
         let grows = end.saturating_sub(self.files[file].cached.len() as u64);
         match self.quota_bytes {
@@ -303,14 +300,14 @@ impl Disk {
         self.come_back();
     }
 
-    /// The power is back.
+    /// Restores the power.
     fn come_back(&mut self) {
         self.directory = self.durable_directory.clone();
         self.power_is_off = false;
         self.faults.clear();
     }
 
-    /// Handles of the process that used it are dead, and with them files that have no name any more.
+    /// Ends a process: its handles are dead, and with them files without a name.
     fn end_process(&mut self) {
         self.process += 1;
         self.locked = false;
@@ -320,7 +317,7 @@ impl Disk {
         self.forget_nameless();
     }
 
-    /// Files that have no name any more, and that nobody has open, are gone.
+    /// Removes files that have no name and no open handle.
     fn forget_nameless(&mut self) {
         let named = self
             .directory
@@ -353,8 +350,8 @@ impl Inode {
         self.cached.clone_from(&self.durable);
     }
 
-    /// As a file system does after a failed sync: the pages count as clean. A reader goes on
-    /// seeing what was written, or is shown what the disk has.
+    /// Behaves like a file system after a failed sync: the pages count as clean. A reader still sees the writes, or
+    /// sees the disk's content.
     fn fail_sync(&mut self, rng: &mut Rng) {
         self.settle(rng);
         if rng.bool() {
@@ -362,14 +359,14 @@ impl Inode {
         }
     }
 
-    /// Leaves durable what the disk happens to have of what was pending: each sector has one of
-    /// the versions it went through, and the file one of the lengths.
+    /// Makes a random part of the pending writes durable: each sector gets one of its versions, and the file one of its
+    /// lengths.
     fn settle(&mut self, rng: &mut Rng) {
         let pending = std::mem::take(&mut self.pending);
         if pending.is_empty() {
             return;
         }
-        // Often nearly all or nearly nothing gets through; else any mixture.
+        // Often nearly everything or nearly nothing gets through; otherwise any mixture.
         let mixture = rng.below(4);
         let writes = pending.len() as u64;
         let version = |rng: &mut Rng| match mixture {
@@ -378,7 +375,7 @@ impl Inode {
             _ => rng.below(writes + 1),
         };
         let mut lengths = vec![self.durable.len() as u64];
-        // How many of the writes each sector has seen.
+        // Number of the writes that each sector has seen.
         let mut seen: BTreeMap<u64, u64> = BTreeMap::new();
         for (index, write) in (0..).zip(&pending) {
             lengths.push(write.end().max(lengths[lengths.len() - 1]));
@@ -411,7 +408,7 @@ impl EntryChange {
         }
     }
 
-    /// Does what can be done of it: a change that it builds upon may have been lost.
+    /// Applies a change as far as possible: an earlier change that it builds on may be lost.
     fn apply(self, directory: &mut BTreeMap<String, usize>) {
         match self {
             Self::Create(name, file) => {
@@ -436,7 +433,7 @@ impl EntryChange {
     }
 }
 
-/// A file of a [`SimStorage`].
+/// File of a [`SimStorage`].
 pub struct SimFile {
     storage: SimStorage,
     file: usize,
@@ -444,7 +441,7 @@ pub struct SimFile {
 
 impl Drop for SimFile {
     fn drop(&mut self) {
-        // A process that has died has none left.
+        // A process that has died holds none any more.
         if let Ok(mut disk) = self.storage.live() {
             let file = &mut disk.files[self.file];
             file.handles = file.handles.saturating_sub(1);
@@ -452,7 +449,7 @@ impl Drop for SimFile {
     }
 }
 
-/// Released when dropped, or when its process dies.
+/// Lock that is released when dropped, or when its process dies.
 pub struct SimLock(SimStorage);
 
 impl Drop for SimLock {
@@ -585,7 +582,7 @@ impl StoredFile for SimFile {
             fault = Some(Fault::DiskFull);
         }
         if matches!(fault, Some(Fault::Error | Fault::DiskFull)) {
-            // It failed half-way.
+            // The call failed half-way.
             let lacking = disk.lacking(self.file, offset + bytes.len() as u64);
             let length = (bytes.len() as u64).saturating_sub(lacking);
             let kept = disk.rng.as_mut().map_or(0, |rng| rng.below(length + 1));

@@ -1,10 +1,9 @@
-//! Files that wait to become segments, and so the room that is left when the disk is full.
+//! Files that are ready to become segments, and so the room left when the disk is full.
 //!
-//! A segment is as large as it will ever be before anything is written to it, so that no batch meets a
-//! full disk half-way. A few spares are kept ahead, once a journal is used at all: when no further
-//! one can be prepared, they are what is left, and [`Space`] says who must stop to save them. The
-//! first ones are small, and each roll doubles the size of those to come: a journal that is hardly
-//! used should cost little disk.
+//! A segment has its final size before anything is written to it, so that no batch meets a full disk half-way. A few
+//! spares are kept ready once a journal is in use. When no further one can be prepared, the spares are the remaining
+//! room, and [`Space`] states which work must wait to save them. The first spares are small, and each roll doubles the
+//! size of the next: a journal that is hardly used should cost little disk.
 
 use std::collections::VecDeque;
 use std::io;
@@ -18,11 +17,11 @@ use crate::journal::JournalOptions;
 use crate::reserve;
 use crate::storage::{Storage, StoredFile};
 
-/// Smallest size of a spare: the longest part of a record, with all the headers around it.
+/// Smallest size of a spare: the longest part of a record with all headers around it.
 const MIN_BYTES: u64 = 2 << 20;
 /// Bytes of a segment that are used before spares are prepared.
 const HARDLY_USED_BYTES: u64 = 64 << 10;
-/// The bytes that are written at a time to fill a file.
+/// Bytes written at a time to fill a file.
 const FILL_BYTES: u64 = 1 << 20;
 
 /// Levels of [`Space`] by the number of reserves that are used up: each one more stops one more kind of work, so that
@@ -34,7 +33,7 @@ const LEVELS: [Space; 4] = [
     Space::NoSettlements,
 ];
 
-/// Whether there is no space, or no more is allowed: what may change at any moment.
+/// Whether there is no space, or no more is allowed. Either may change at any time.
 pub fn is_full(error: &io::Error) -> bool {
     matches!(
         error.kind(),
@@ -42,22 +41,22 @@ pub fn is_full(error: &io::Error) -> bool {
     )
 }
 
-/// The spares of a journal; another thread prepares them ([`Self::wanted`], [`Self::prepare`]), so that a
-/// roll costs the writer a rename and not the filling of a file.
+/// Spares of a journal. Another thread prepares them ([`Self::wanted`], [`Self::prepare`]), so that a roll costs the
+/// writer only a rename, not the filling of a file.
 pub struct Spares<S: Storage> {
     storage: S,
     shared: Arc<SharedSpares>,
 }
 
-/// State that the threads of the core, the writer and the preparation share.
+/// State shared by the threads of the core, the writer and the preparation.
 #[derive(Debug, Default)]
 pub(crate) struct SharedSpares {
     state: Mutex<SpareState>,
-    /// Repeats what follows from the state, to be asked without waiting.
+    /// Copies of values that follow from the state, readable without waiting.
     space: AtomicU8,
     ready: AtomicU64,
     largest_batch: AtomicU64,
-    /// The segment that is written to, and its file's length.
+    /// Segment in use, and the length of its file.
     active: AtomicU64,
     active_bytes: AtomicU64,
     is_used: AtomicBool,
@@ -66,20 +65,20 @@ pub(crate) struct SharedSpares {
 #[derive(Debug, Default)]
 struct SpareState {
     ready: VecDeque<ReadySpare>,
-    /// How many are kept.
+    /// Number of spares to keep.
     kept_count: usize,
-    /// The size of the next one.
+    /// Size of the next spare.
     next_bytes: u64,
     min_bytes: u64,
     max_bytes: u64,
-    /// There was no space for one more, or for a batch, and what is to be kept is not all there again yet.
+    /// Whether there was no space for a spare or a batch, and the spares are not complete again yet.
     is_full: bool,
-    /// The size of the file that is removed to make room, and whether it is there. 0: none is kept.
+    /// Size of the file that is removed to make room (0: there is none), and whether it exists.
     reserve_bytes: u64,
     has_reserve: bool,
-    /// The part of the disk that is left free.
+    /// Disk space that is left free.
     margin_bytes: u64,
-    /// Numbers the names of fresh ones.
+    /// Counter for the names of fresh spares.
     fresh: u64,
 }
 
@@ -87,11 +86,11 @@ struct SpareState {
 struct ReadySpare {
     name: String,
     bytes: u64,
-    /// This process knows that all of it is on disk.
+    /// Whether this process knows that all of it is on disk.
     is_synced: bool,
 }
 
-/// A file that was removed to make room.
+/// File that was removed to make room.
 enum Spent {
     Reserve,
     Spare(ReadySpare),
@@ -111,14 +110,14 @@ impl SpareState {
         }
     }
 
-    /// Size that fits into any next spare. Never falls, so that a batch that was closed fits later.
+    /// Returns the size that fits into any next spare. Never falls, so that a batch that was closed fits later.
     fn smallest_bytes(&self) -> u64 {
         let ready = self.ready.iter().map(|spare| spare.bytes);
         ready.min().unwrap_or(self.next_bytes)
     }
 
     fn space(&self) -> Space {
-        // Without a reserve, or while a batch found no room, new work is refused though no spare is missing.
+        // Without a reserve, or after a batch found no room, new work is refused although no spare is missing.
         let missing = self.kept_count.saturating_sub(self.ready.len()).max(1);
         match self.is_full {
             true => LEVELS[missing.min(LEVELS.len() - 1)],
@@ -131,12 +130,12 @@ impl SpareState {
         self.recheck_full();
     }
 
-    /// Not before all is there: or new work would be let in and thrown out in turns.
+    /// Ends the full state only once all spares exist again, or new work would be accepted and refused in turns.
     fn recheck_full(&mut self) {
         self.is_full &= self.wants_reserve() || self.ready.len() < self.kept_count;
     }
 
-    /// How much must be free for all that is to be kept and is not there.
+    /// Returns the free space needed for all missing spares and the reserve.
     fn missing_bytes(&self) -> u64 {
         let spares = self.kept_count.saturating_sub(self.ready.len()) as u64 * self.next_bytes;
         match (spares, self.wants_reserve()) {
@@ -163,7 +162,7 @@ impl SharedSpares {
         LEVELS[usize::from(self.space.load(Ordering::Acquire))]
     }
 
-    /// How much of what is free is spoken for.
+    /// Returns the part of the free space that is reserved.
     pub fn reserved_bytes(&self) -> u64 {
         let state = self.lock();
         state.missing_bytes().max(state.margin_bytes)
@@ -173,12 +172,12 @@ impl SharedSpares {
         self.ready.load(Ordering::Relaxed)
     }
 
-    /// The longest batch that fits into whatever spare comes next.
+    /// Returns the size of the longest batch that fits into any next spare.
     pub fn largest_batch(&self) -> u64 {
         self.largest_batch.load(Ordering::Relaxed)
     }
 
-    /// The length of this segment's file, if it is the one that is written to.
+    /// Returns the length of this segment's file, if it is the segment in use.
     pub fn bytes_of(&self, segment: u64) -> Option<u64> {
         (self.active.load(Ordering::Acquire) == segment)
             .then(|| self.active_bytes.load(Ordering::Acquire))
@@ -198,7 +197,7 @@ impl SharedSpares {
     }
 
     fn lock(&self) -> MutexGuard<'_, SpareState> {
-        // Whoever panicked meanwhile has not left the list half changed.
+        // A thread that panicked has not left the list half changed.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -210,7 +209,7 @@ impl SharedSpares {
     }
 }
 
-/// A spare on its way to become a segment.
+/// Spare that is about to become a segment.
 pub(crate) struct Spare<F> {
     pub name: String,
     pub file: F,
@@ -233,10 +232,10 @@ impl<S: Storage> Spares<S> {
         name.ends_with(SPARE)
     }
 
-    /// Takes over the spares that an earlier process left. It may have died of a failed sync: then a spare
-    /// looks longer than the disk has it, and no later sync mends that, for its pages count as clean. So
-    /// each is filled again before it is used. `largest_segment`: spares must be as large,
-    /// or what is live in one would not fit into them when it is carried forward.
+    /// Takes over the spares that an earlier process left. If that process died of a failed sync, a spare may look
+    /// longer than it is on disk. No later sync repairs that, since its pages count as clean, so each spare is filled
+    /// again before use. Spares must be as large as `largest_segment`, or its live records would not fit when they are
+    /// carried forward.
     pub(crate) fn resume(
         storage: S,
         shared: Arc<SharedSpares>,
@@ -262,7 +261,7 @@ impl<S: Storage> Spares<S> {
             }
             if state.reserve_bytes > 0 {
                 state.has_reserve = reserve::is_there(&spares.storage, state.reserve_bytes)?;
-                // Known before anything is taken in: what is left may be needed for what waits.
+                // Checked before any new work is accepted: waiting work may need the remaining space.
                 state.is_full =
                     reserve::check_free(&spares.storage, state.missing_bytes()).is_err();
             }
@@ -271,8 +270,8 @@ impl<S: Storage> Spares<S> {
         Ok(spares)
     }
 
-    /// Whether something should be prepared: there is not as much as is to be kept, and the journal is
-    /// in use. While the disk is full this stays so: try again every now and then.
+    /// Whether something should be prepared: spares are missing, and the journal is in use. Stays true while the disk
+    /// is full: try again at intervals.
     pub fn wanted(&self) -> bool {
         let is_used = self.shared.is_used.load(Ordering::Relaxed);
         let state = self.shared.lock();
@@ -280,15 +279,14 @@ impl<S: Storage> Spares<S> {
         state.is_full || is_used && is_short
     }
 
-    /// Who must stop because the disk is full.
+    /// Returns the work that must wait because the disk is full.
     pub fn space(&self) -> Space {
         self.shared.space()
     }
 
-    /// Fills a new spare with zeros and syncs it, which takes as long as the disk takes for a whole
-    /// segment: call it from a thread that may wait, when [`Self::wanted`]. Before the spares comes the
-    /// reserve, where one is kept. An error leaves none; that the disk is full is told by
-    /// [`Self::space`], too.
+    /// Fills a new spare with zeros and syncs it, which may take long: call it from a thread that may wait, when
+    /// [`Self::wanted`]. The reserve, if there is one, comes before the spares. Leaves no file after an error;
+    /// [`Self::space`] also reports a full disk.
     pub fn prepare(&self) -> io::Result<()> {
         let prepared = self.prepare_next();
         if let Err(error) = &prepared {
@@ -325,7 +323,7 @@ impl<S: Storage> Spares<S> {
         synced.inspect_err(|_| drop(self.storage.remove(&spare.name)))?;
         self.shared.change(|state| {
             if state.ready.len() >= state.kept_count {
-                // It was only to see whether there is room again.
+                // The file only tested whether there is room again.
                 self.storage.remove(&spare.name)?;
                 state.recheck_full();
                 return Ok(());
@@ -339,22 +337,21 @@ impl<S: Storage> Spares<S> {
         })
     }
 
-    /// A batch found no room, although its place is in the file already: what that needs is the file system's
-    /// secret. New work is refused from here on, and the reserve is given up, then spares; returns whether
-    /// that made room.
+    /// Handles a batch that found no room although its file already has the length. Only the file system knows what it
+    /// needs. From now on new work is refused, and the reserve is removed, then spares; returns whether that made room.
     pub fn ran_out(&self) -> bool {
         let spent = self.shared.change(|state| {
             state.is_full = true;
             match std::mem::take(&mut state.has_reserve) {
                 true => Some(Spent::Reserve),
-                // The last one is for the segment that comes next.
+                // The last spare is for the next segment.
                 false if state.reserve_bytes > 0 && state.ready.len() > 1 => {
                     state.ready.pop_back().map(Spent::Spare)
                 }
                 false => None,
             }
         });
-        // What can't be removed makes no room, and is found by the next opening.
+        // A file that can't be removed makes no room; the next opening finds it.
         let made_room = match spent {
             None => Ok(false),
             Some(Spent::Reserve) => reserve::give_up_reserve(&self.storage),
@@ -367,7 +364,7 @@ impl<S: Storage> Spares<S> {
         made_room.unwrap_or(false)
     }
 
-    /// A new file of so many zeros, not synced.
+    /// Creates a file of this many zeros, not synced.
     fn create(&self, bytes: u64) -> io::Result<Spare<S::File>> {
         let number = self.shared.change(|state| {
             state.fresh += 1;
@@ -378,17 +375,17 @@ impl<S: Storage> Spares<S> {
         match fill(&file, 0, bytes) {
             Ok(()) => Ok(Spare { name, file, bytes }),
             Err(error) => {
-                // What was written of it is not to be kept from those who need it; if it can't be
-                // removed, the next opening does.
+                // Don't keep the written part from others that need the space. If it can't be removed, the next opening
+                // does so.
                 let _removed = self.storage.remove(&name);
                 Err(error)
             }
         }
     }
 
-    /// Returns a spare that holds at least `needed` bytes. If none is ready, the caller waits while one is made; also
-    /// while spares are missing that the disk may have no space for. Learning of a full disk only when most
-    /// reserves are gone would stop new work too late: it would have filled the rest.
+    /// Returns a spare that holds at least `needed` bytes. If none is ready, makes one while the caller waits; also
+    /// while spares are missing and may not fit on the disk. To notice a full disk only after most reserves are used
+    /// would stop new work too late: it would have filled the rest.
     pub(crate) fn take(&self, needed: u64) -> io::Result<Spare<S::File>> {
         let unknown = {
             let state = self.shared.lock();
@@ -446,7 +443,7 @@ impl<S: Storage> Spares<S> {
         self.shared.change(|state| state.ready.push_front(spare));
     }
 
-    /// A spare has become a segment: the next ones may be larger.
+    /// Notes that a spare has become a segment: the next ones may be larger.
     pub(crate) fn rolled(&self) {
         self.shared.change(|state| {
             state.next_bytes = (state.next_bytes * 2).min(state.max_bytes);
@@ -463,7 +460,7 @@ impl<S: Storage> Spares<S> {
                 return self.storage.remove(segment);
             }
             match self.storage.rename(segment, &name) {
-                // A new name may need a block; to take one away always succeeds, and makes room.
+                // A new name may need a block. Removing a file always succeeds, and makes room.
                 Err(error) if is_full(&error) => return self.storage.remove(segment),
                 renamed => renamed?,
             }
@@ -481,7 +478,7 @@ impl<S: Storage> Spares<S> {
         self.storage.sync_directory()
     }
 
-    /// The active segment is written up to here.
+    /// Notes that the segment in use is written up to this offset.
     pub(crate) fn used(&self, end: u64) {
         if end
             > FIRST_BATCH
@@ -504,7 +501,7 @@ fn fresh_number(name: &str) -> u64 {
     number(name).unwrap_or(0)
 }
 
-/// Writes zeros.
+/// Fills a range of a file with zeros.
 pub(crate) fn fill<F: StoredFile>(file: &F, begin: u64, end: u64) -> io::Result<()> {
     let zeros = vec![0; FILL_BYTES.min(end.saturating_sub(begin)) as usize];
     let mut filled = begin;

@@ -1,4 +1,4 @@
-//! Interface of a disk, and the disk of this machine.
+//! Interface to a disk, and the disk of this machine.
 //!
 //! The traits are small so that a test's disk can be exact about what survives a power cut
 //! ([`crate::sim::SimStorage`]). Names are plain file names inside one directory.
@@ -11,27 +11,27 @@ use std::sync::Arc;
 
 use rustix::fs::{FlockOperation, flock};
 
-/// A directory of files. Clones are the same directory: the writer's thread and the one that
-/// prepares spares each hold one.
+/// Directory of files. Clones refer to the same directory: the writer's thread and the one that prepares spares each
+/// hold one.
 pub trait Storage: Clone + Send + 'static {
     type File: StoredFile;
-    /// Held for as long as the directory is ours.
+    /// Held as long as this process owns the directory.
     type Lock: Send + 'static;
 
-    /// Returns the name by which a person knows the directory.
+    /// Returns the directory's name for people.
     fn location(&self) -> String;
-    /// `None`: another process holds it.
+    /// Locks the directory; `None`: another process holds it.
     fn lock(&self) -> io::Result<Option<Self::Lock>>;
     fn list(&self) -> io::Result<Vec<String>>;
-    /// A new, empty file; an error when the name is taken.
+    /// Creates a new, empty file; fails when the name is taken.
     fn create(&self, name: &str) -> io::Result<Self::File>;
     fn open(&self, name: &str) -> io::Result<Self::File>;
-    /// Replaces `target` when there is one.
+    /// Renames a file, and replaces `target` if there is one.
     fn rename(&self, source: &str, target: &str) -> io::Result<()>;
     fn remove(&self, name: &str) -> io::Result<()>;
-    /// Until this returns, what was created, renamed and removed may come undone at a power cut.
+    /// Makes creations, renames and removals durable. Until this returns, a power cut may undo them.
     fn sync_directory(&self) -> io::Result<()>;
-    /// How much could be written, as far as the file system can tell.
+    /// Returns how much could be written, if the file system knows.
     fn free_bytes(&self) -> Option<u64> {
         None
     }
@@ -41,12 +41,12 @@ pub trait Storage: Clone + Send + 'static {
 pub trait StoredFile: Send + 'static {
     /// Its length in bytes.
     fn size(&self) -> io::Result<u64>;
-    /// Reads until `buffer` is full or the file ends; returns how much was read.
+    /// Reads until `buffer` is full or the file ends; returns the number of bytes read.
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<usize>;
-    /// Writes all the pieces, one behind the other; an error may leave any part of them written.
+    /// Writes all pieces one after another. After an error any part of them may be written.
     fn write_at(&self, offset: u64, pieces: &[&[u8]]) -> io::Result<()>;
-    /// Until this returns, what was written (and the file's length) may come undone at a power
-    /// cut. After an error nothing is known of what was written before.
+    /// Makes written bytes and the file's length durable. Until this returns, a power cut may undo them. After an
+    /// error, earlier writes may be lost as well.
     fn sync(&self) -> io::Result<()>;
 }
 
@@ -58,8 +58,8 @@ pub struct DiskStorage {
 }
 
 impl DiskStorage {
-    /// Opens the directory at `path`, and makes it (for this user only) when there is none.
-    /// `Unsupported` when it is on a network file system, whose locks and syncs can't be relied upon.
+    /// Opens the directory at `path`, and creates it (for this user only) if there is none. Fails with `Unsupported` on
+    /// a network file system, whose locks and syncs can't be relied on.
     pub fn open(path: impl Into<PathBuf>) -> io::Result<Self> {
         let path = path.into();
         make_directory(&path)?;
@@ -68,7 +68,7 @@ impl DiskStorage {
         Ok(storage)
     }
 
-    /// As [`Self::open`], but `NotFound` when there is no such directory.
+    /// Opens like [`Self::open`], but fails with `NotFound` when there is no such directory.
     pub fn open_existing(path: impl Into<PathBuf>) -> io::Result<Self> {
         let path = path.into();
         let directory = File::open(&path)?;
@@ -88,13 +88,13 @@ impl DiskStorage {
         })
     }
 
-    /// The size of the file system that it is on.
+    /// Returns the size of its file system.
     pub fn disk_bytes(&self) -> io::Result<u64> {
         let system = rustix::fs::fstatvfs(&*self.directory)?;
         Ok(system.f_blocks.saturating_mul(system.f_frsize))
     }
 
-    /// Whether a block that was written once can be written again on a disk that is full.
+    /// Whether a written block can be overwritten on a full disk.
     pub fn overwrites_in_place(&self) -> io::Result<bool> {
         writes_blocks_twice(&self.directory)
     }
@@ -147,15 +147,15 @@ fn writes_blocks_twice(directory: &File) -> io::Result<bool> {
     Ok(![BTRFS, ZFS, BCACHEFS, F2FS, NILFS].contains(&kind))
 }
 
-/// APFS copies blocks only of files that were cloned.
+/// Returns false: APFS copies blocks of cloned files only.
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 fn writes_blocks_twice(_: &File) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Asks Btrfs not to copy the blocks of files that are created here from now on: a segment that is written
-/// over would otherwise occupy up to twice its size, its old extent and the new ones. Their checksums go
-/// with that; the journal has its own. What is not possible is no loss, so errors are not told.
+/// Asks Btrfs not to copy the blocks of files created here from now on. An overwritten segment would otherwise occupy
+/// up to twice its size: its old extent and the new ones. This turns off Btrfs's checksums; the journal has its own.
+/// Failure is harmless, so errors are ignored.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 fn overwrite_in_place(directory: &File) {
     use rustix::fs::{IFlags, fstatfs, ioctl_getflags, ioctl_setflags};
@@ -184,7 +184,7 @@ fn network_file_system(_: &File) -> io::Result<Option<&'static str>> {
 
 #[cfg(not(target_vendor = "apple"))]
 use rustix::fs::{fdatasync as sync_data, fsync as sync_all};
-// On macOS fsync leaves data in the drive's own cache; only F_FULLFSYNC does not.
+// On macOS fsync leaves data in the drive's cache; only F_FULLFSYNC does not.
 #[cfg(target_vendor = "apple")]
 use rustix::fs::{fcntl_fullfsync as sync_all, fcntl_fullfsync as sync_data};
 
@@ -210,8 +210,8 @@ impl Storage for DiskStorage {
         self.path.display().to_string()
     }
 
-    /// The lock is on the directory itself: there is no lock file to make in a directory that one
-    /// may only read, and none to be left behind. It ends with the process, however that ends.
+    /// Locks the directory itself. So no lock file has to be created in a read-only directory, and none is left behind.
+    /// The kernel releases the lock when the process exits, however it exits.
     fn lock(&self) -> io::Result<Option<File>> {
         let directory = File::open(&*self.path)?;
         match flock(&directory, FlockOperation::NonBlockingLockExclusive) {
@@ -224,7 +224,7 @@ impl Storage for DiskStorage {
     fn list(&self) -> io::Result<Vec<String>> {
         let mut names = Vec::new();
         for entry in std::fs::read_dir(&*self.path)? {
-            // The journal's own names are ASCII; a name that is not is none of ours.
+            // The journal's own names are ASCII; any other name is not the journal's.
             names.extend(entry?.file_name().into_string());
         }
         Ok(names)
@@ -254,7 +254,7 @@ impl Storage for DiskStorage {
             .write(true)
             .open(self.file(name))
         {
-            // fsck may look at what it must not change.
+            // fsck may read files that it must not change.
             Err(error)
                 if matches!(
                     error.kind(),

@@ -1,8 +1,8 @@
-//! Goes over to the newest format.
+//! Upgrades a journal to the newest format.
 //!
-//! *Only one format is written.* A journal of an earlier format is upgraded before anything else: by its
-//! owner's word, or because nobody else could. A record is of the format of its segment, so what must be
-//! written again is written in that of before first, and then the segment of the new format begins.
+//! *Only one format is written.* A journal of an earlier format is upgraded before anything else: on its owner's
+//! command, or automatically where nobody else could. A record has the format of its segment. So records that must be
+//! rewritten are first rewritten in the old format, and then the segment of the new format begins.
 
 use crate::format::{FORMAT_VERSION, segment_name};
 use crate::journal::JournalOptions;
@@ -20,12 +20,12 @@ pub const UPGRADE_COMMAND: &str = "penstock journal upgrade";
 pub struct Upgraded {
     pub from: u32,
     pub to: u32,
-    /// Writes that a crash interrupted; none was confirmed. They were cut off.
+    /// Number of writes that a crash interrupted; none was confirmed. They were cut off.
     pub torn_batches: u64,
 }
 
-/// Goes over to the newest format that this program knows. From then on older programs refuse the
-/// journal. One that is in that format is not touched.
+/// Upgrades to the newest format that this program knows. Older programs refuse the journal from then on. A journal
+/// that already has that format is not touched.
 pub fn upgrade<S: Storage>(storage: S, options: JournalOptions) -> Result<Upgraded, OpenError> {
     let location = storage.location();
     let lock = storage.lock().map_err(OpenError::io("lock", &location))?;
@@ -46,7 +46,7 @@ pub fn upgrade<S: Storage>(storage: S, options: JournalOptions) -> Result<Upgrad
     })
 }
 
-/// The journal's format, if it must be upgraded before this program writes to it. One that can read a
+/// Returns the journal's format if it must be upgraded before this program writes to it. A program that can read a
 /// newer format must not write to it either.
 pub(crate) fn older_format<S: Storage>(storage: &S) -> Result<Option<u32>, OpenError> {
     let Some(last) = Found::list(storage)?.segments.last().copied() else {
@@ -64,8 +64,8 @@ pub(crate) fn older_format<S: Storage>(storage: &S) -> Result<Option<u32>, OpenE
     }
 }
 
-/// Begins a segment in this format, by an opening that ends at once. It is empty, so no record of before
-/// stands in a segment of the new format. Returns what was found first.
+/// Begins a segment in this format, by an opening that stops at once. The segment is empty, so no older record is in a
+/// segment of the new format. Returns the findings of the opening.
 pub(crate) fn begin_format<S: Storage>(
     storage: &S,
     mut lock: S::Lock,
@@ -86,7 +86,7 @@ pub(crate) fn begin_format<S: Storage>(
         if is_proven {
             return Ok((report.clone(), lock));
         }
-        // All of it is proven now.
+        // All records are proven now.
     }
 }
 
@@ -129,7 +129,7 @@ mod tests {
         opened.writer.sync().unwrap();
     }
 
-    /// As the last program before format 2 would have left it: the layouts of both are the same.
+    /// Makes a journal as the last program before format 2 would have left it: both formats have the same layouts.
     fn of_format_1(records: u64) -> SimStorage {
         let storage = SimStorage::new();
         append(&storage, records);
@@ -145,7 +145,7 @@ mod tests {
         storage
     }
 
-    /// Each record's format.
+    /// Returns each record's format.
     fn replayed(
         storage: &SimStorage,
         upgrades: bool,
@@ -182,7 +182,7 @@ mod tests {
         assert_eq!((upgraded.from, upgraded.to), (1, 2));
         append(&storage, 5);
         assert_eq!(formats(&storage).last(), Some(&2));
-        // Also what no watermark covered is of the format that it was written in.
+        // A record that no watermark covered also keeps the format that it was written in.
         let (found, report) = replayed(&storage, false).unwrap();
         assert_eq!(found, [1, 1, 1, 1, 1, 2, 2, 2, 2, 2]);
         assert_eq!(report.upgraded_from, None);

@@ -1,16 +1,15 @@
-//! Carries batches out: write, sync, roll to a new segment, drop an old one. Owned by one thread,
-//! which does nothing else.
+//! Carries batches out: write, sync, roll to a new segment, drop an old one. Owned by a thread that does nothing else.
 //!
 //! The order of each step is the crash argument:
 //!
-//! - *Roll.* The full segment is synced; the next one's header is written into a spare and synced;
-//!   the spare is renamed; the directory is synced; the segment is said to be the newest; only then comes
-//!   the first batch. So a segment that has a successor is whole, a file with a segment's name has a good
-//!   header, and what is said to be the newest is there. Whoever finds it otherwise has found damage.
-//! - *Drop.* The batch whose header no longer counts the old segment is synced before the file is
-//!   renamed to a spare, and the directory is synced before the next one goes.
-//! - *Ghosts.* A spare is full of old batches. They carry the number of the segment they were
-//!   written for, and no number is used twice, so they are never taken for new ones.
+//! - *Roll.* The full segment is synced; the next one's header is written into a spare and synced; the spare is
+//!   renamed; the directory is synced; the segment is named as the newest; only then the first batch is written. So a
+//!   segment with a successor is whole, a file with a segment's name has a good header, and the segment named as the
+//!   newest exists. Any other state is damage.
+//! - *Drop.* The batch whose header no longer counts the old segment is synced before the file is renamed to a spare,
+//!   and the directory is synced before the next segment is dropped.
+//! - *Ghosts.* A spare is full of old batches. They carry the number of the segment they were written for, and no
+//!   number is used twice, so they are never taken for new ones.
 
 use std::io;
 use std::sync::Arc;
@@ -28,12 +27,12 @@ use crate::reader::JournalReader;
 use crate::spares::{Spares, is_full};
 use crate::storage::{Storage, StoredFile};
 
-/// Why nothing was written. All but a full disk is final for this process: after a failed write or
-/// sync the operating system may show data that the disk does not have, so only a new start, which
-/// reads what is proven and writes the rest anew, can tell what was kept.
+/// Reason why nothing was written. Every error but a full disk is final for this process: after a failed write or sync
+/// the operating system may show data that the disk does not have. Only a new start, which reads the proven records and
+/// rewrites the rest, can tell what was kept.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
-    /// The batch is not written: try the same one again once there may be space.
+    /// The batch is not written: try the same one again when there may be space.
     #[error(
         "the disk is full: could not {action} {file}: {source}; nothing is lost, and it goes on once there is space"
     )]
@@ -52,19 +51,19 @@ pub enum WriteError {
     AlreadyFailed(String),
 }
 
-/// The one hand that writes to a journal; see [`crate::Journal`] for when to call what.
+/// Sole writer of a journal; see [`crate::Journal`] for the order of calls.
 pub struct Writer<S: Storage> {
     storage: S,
     spares: Spares<S>,
     active: ActiveSegment<S::File>,
     newest: Newest<S::File>,
-    /// That of the segments before: a newer one begins with an upgrade only.
+    /// Format of the earlier segments: a newer one begins with an upgrade only.
     format: Format,
     chain: Chain,
-    /// The last batch that is synced.
+    /// Number of the last synced batch.
     durable: u64,
     drops: Vec<u64>,
-    /// Number up to which segments were dropped, told to readers before a file is removed or renamed.
+    /// Number up to which segments were dropped. Readers see it before a file is removed or renamed.
     dropped_through: Arc<AtomicU64>,
     failure: Option<String>,
     lock: S::Lock,
@@ -76,7 +75,7 @@ pub(crate) struct ActiveSegment<F> {
     pub number: u64,
 }
 
-/// Link of each batch to the one before.
+/// Link from each batch to the previous one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Chain {
     pub journal_id: [u8; 16],
@@ -86,9 +85,9 @@ pub(crate) struct Chain {
 }
 
 impl Chain {
-    /// The header of the next batch. The watermark and the link to the batch before are filled in
-    /// here, at the moment of writing, and not when the batch was built: only so does the
-    /// watermark name every batch that a confirm may rest on.
+    /// Returns the header of the next batch. The watermark and the link to the previous batch are set here, at the
+    /// moment of writing, and not when the batch was built. Only so does the watermark name every batch that a confirm
+    /// may rely on.
     pub fn link(&mut self, batch: &Batch, durable_through: u64) -> [u8; BatchHeader::BYTES] {
         assert_eq!(batch.sequence, self.sequence + 1, "a batch is out of order");
         let mut header = BatchHeader {
@@ -172,19 +171,18 @@ impl<S: Storage> Writer<S> {
         }
     }
 
-    /// Gives up the journal, and not the lock on it.
+    /// Releases the journal but keeps its lock.
     pub(crate) fn into_lock(self) -> S::Lock {
         self.lock
     }
 
-    /// Writes one batch, with one call; it is safe from a crash of this process, but not of the
-    /// machine. [`WriteError::DiskFull`] alone is not final.
+    /// Writes one batch with one call. It then survives a crash of this process, but not of the machine. Only
+    /// [`WriteError::DiskFull`] is not final.
     pub fn write(&mut self, batch: &Batch) -> Result<(), WriteError> {
         self.unless_failed(|writer| writer.write_batch(batch))
     }
 
-    /// Makes all that was written safe from everything; then drops the segments that batches said
-    /// to drop.
+    /// Makes all written batches durable, then drops the segments that they said to drop.
     pub fn sync(&mut self) -> Result<(), WriteError> {
         self.unless_failed(|writer| {
             writer.sync_active()?;
@@ -195,8 +193,8 @@ impl<S: Storage> Writer<S> {
         })
     }
 
-    /// Syncs what was written, and leaves a mark of where it ends: what is missing at the next start is then
-    /// known to be damage. A later write takes the mark away first.
+    /// Syncs all writes and marks where they end: records missing at the next start are then known to be damage. A
+    /// later write removes the mark first.
     pub fn close(&mut self) -> Result<(), WriteError> {
         self.unless_failed(|writer| {
             writer.sync_active()?;
@@ -204,7 +202,7 @@ impl<S: Storage> Writer<S> {
         })
     }
 
-    /// A handle with which another thread prepares spare segments.
+    /// Returns a handle with which another thread prepares spare segments.
     pub fn spares(&self) -> Spares<S> {
         self.spares.clone()
     }
@@ -244,8 +242,8 @@ impl<S: Storage> Writer<S> {
         let mut chain = self.chain;
         let header = chain.link(batch, self.durable);
         let active = &mut self.active;
-        // The file has this place already. Where that does not help (a file system that writes no block
-        // twice), a full disk may leave part of the batch there, and the next attempt writes over it.
+        // The file already has this length. On a file system that never overwrites a block, a full disk may still leave
+        // part of the batch there, and the next attempt overwrites it.
         let written = active.file.write_at(batch.offset, &[&header, &batch.body]);
         written.map_err(no_room_to("write to", &active.name))?;
         self.chain = chain;
@@ -290,7 +288,7 @@ impl<S: Storage> Writer<S> {
             number: batch.segment,
             epoch: batch.epoch,
             base_position: batch.base_position,
-            // The header is on disk before the batch: what the batch drops still counts.
+            // The header is on disk before the batch, so segments that the batch drops still count.
             older_segments: batch.older_segments + batch.drops.len() as u32,
             file_bytes: spare.bytes,
             durable_through: self.durable,
@@ -347,7 +345,7 @@ pub(crate) fn failed_to(action: &'static str, file: &str) -> impl FnOnce(io::Err
     }
 }
 
-/// As [`failed_to`], but tells a full disk apart.
+/// Converts like [`failed_to`], but reports a full disk as such.
 fn no_room_to(action: &'static str, file: &str) -> impl FnOnce(io::Error) -> WriteError {
     let file = file.to_string();
     move |source| match is_full(&source) {

@@ -1,15 +1,14 @@
-//! Every way in which a power cut can leave the disk, as far as they can be counted.
+//! Enumerates the ways in which a power cut can leave the disk, as far as they can be counted.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
 use super::{Disk, Inode, Rng, SECTOR, SimStorage, Write, put};
 
-/// Choice that a power cut makes between a number of outcomes. The first outcome is the
-/// oldest state and the last is the newest.
+/// Choice that a power cut makes between several outcomes, ordered from the oldest state to the newest.
 #[derive(Clone, Copy, Debug)]
 enum CutChoice {
-    /// Which version of a sector of a file is on the disk.
+    /// Version of a sector of a file that is on the disk.
     Sector {
         file: usize,
         sector: u64,
@@ -24,9 +23,9 @@ enum CutChoice {
 }
 
 impl SimStorage {
-    /// The disks that may be found after a power cut at this moment: each combination of sectors,
-    /// lengths and names that may have got through. When there are more than `cap`, those at the ends
-    /// (nothing, all, all but one thing, only one) and then random ones.
+    /// Returns the disks that may be found after a power cut now: each combination of sectors, lengths and names that
+    /// may have got through. When there are more than `cap`, returns the extremes (nothing, all, all but one change,
+    /// only one) and then random ones.
     pub fn leftovers(&self, cap: usize, rng: &mut Rng) -> Vec<Self> {
         let found = self.disk().clone();
         let choices = found.choices();
@@ -52,7 +51,7 @@ impl SimStorage {
     }
 }
 
-/// The outcome of each choice, up to `cap` times.
+/// Returns the outcomes of the choices, at most `cap` of them.
 fn picks(choices: &[(CutChoice, u64)], cap: usize, rng: &mut Rng) -> BTreeSet<Vec<u64>> {
     let ways = choices.iter().map(|(_, outcomes)| u128::from(*outcomes));
     let mut picks = BTreeSet::new();
@@ -60,7 +59,7 @@ fn picks(choices: &[(CutChoice, u64)], cap: usize, rng: &mut Rng) -> BTreeSet<Ve
         let mut pick = vec![0; choices.len()];
         loop {
             picks.insert(pick.clone());
-            // The next number, with a digit for each choice.
+            // Each choice is a digit of a number: take the next one.
             let Some(digit) = (0..pick.len()).find(|digit| pick[*digit] + 1 < choices[*digit].1)
             else {
                 return picks;
@@ -110,7 +109,7 @@ impl Disk {
         choices
     }
 
-    /// `found`: as it was before anything was decided.
+    /// Applies one choice. `found`: the disk before any choice was applied.
     fn decide(&mut self, choice: CutChoice, picked: u64, found: &Self) {
         match choice {
             CutChoice::Sector { file, sector } => {
@@ -122,7 +121,7 @@ impl Disk {
                     put(durable, start, &write.bytes[piece]);
                 }
             }
-            // It comes behind the sectors of the file.
+            // The length comes after the sectors of the file.
             CutChoice::Length { file } => {
                 let length = found.files[file].lengths()[picked as usize];
                 self.files[file].durable.resize(length as usize, 0);
@@ -138,13 +137,13 @@ impl Disk {
 }
 
 impl Inode {
-    /// The writes that a sector has seen since it was last synced.
+    /// Counts the writes that a sector has seen since its last sync.
     fn versions(&self, sector: u64) -> impl Iterator<Item = &Write> {
         let touches = move |write: &&Write| write.sectors().contains(&sector);
         self.pending.iter().filter(touches)
     }
 
-    /// The lengths that the file has had since it was last synced.
+    /// Lists the lengths that the file has had since its last sync.
     fn lengths(&self) -> Vec<u64> {
         let mut lengths = vec![self.durable.len() as u64];
         for write in &self.pending {
