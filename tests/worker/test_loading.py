@@ -211,6 +211,45 @@ def test_a_process_leaves_in_order_and_is_not_taken_apart(project: Project) -> N
     assert "finalised" not in worker.output, "neither the process that ran it nor the zygote"
 
 
+def test_what_the_loaded_app_cleans_up_at_its_end_stays_until_then(project: Project) -> None:
+    """Each process used to run the finalizers of the zygote's objects, and the first removed what all others used."""
+    project.write(
+        "thing.py",
+        """
+        import os, tempfile, weakref
+        from pathlib import Path
+        from penstock import App
+
+        app = App("thing", defaults={"slot": "isolated"})
+        here = Path(__file__).parent
+
+        class Made:
+            pass
+
+        @app.on_worker_start
+        def prepare() -> None:
+            global shared
+            shared = tempfile.TemporaryDirectory(dir=here, prefix="shared-")
+
+        @app.task
+        def work() -> tuple[str, int]:
+            global made
+            made = Made()
+            weakref.finalize(made, (here / f"made-{os.getpid()}").touch)
+            assert Path(shared.name).is_dir()
+            return shared.name, os.getpid()
+        """,
+    )
+    thing = project.tasks("thing.py")
+    jobs = [thing.work.delay() for _ in range(5)]
+    worker = project.worker("thing:app", "-c", "1", "--isolated", "1", "--burst")
+    assert worker.wait(60) == 0, worker.output
+    found = [job.result(timeout=30) for job in jobs]
+    assert len({name for name, _ in found}) == 1
+    assert all((project.directory / f"made-{pid}").exists() for _, pid in found), "a job's own objects are cleaned up"
+    assert not (project.directory / found[0][0]).exists(), "the zygote has cleaned up as the last"
+
+
 LEFT_OPEN = {
     "a connection": (
         """

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import inspect
 import logging
 import os
 import sys
 import threading
 import traceback
+import weakref
 from collections.abc import Callable
 from itertools import islice
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from penstock._core import flush_c_output
 from penstock._jobs import current
@@ -118,12 +118,48 @@ def leave() -> NoReturn:
         os._exit(0)
 
 
+# Index of the last finalizer that the zygote has registered.
+_inherited: int | None = None
+# The registry of the zygote's finalizers, kept so that leaving it does not free it, object by object.
+_left: object = None
+
+
+def note_finalizers() -> None:
+    """Remember which finalizers (``weakref.finalize``) there are before the first fork."""
+    global _inherited
+    registry: Any = vars(weakref.finalize).get("_registry")
+    try:
+        _inherited = max((about.index for about in registry.values()), default=-1)
+    except AttributeError:
+        _inherited = None
+
+
+def forget_inherited_finalizers() -> None:
+    """Leave the finalizers of objects that were made before the fork to the zygote, which runs them at its own end.
+
+    A child that ran them would remove a ``TemporaryDirectory`` of the loaded app under all others. And SQLAlchemy
+    registers one for each mapped class: running 300 takes a millisecond, most of it copies of shared pages.
+    """
+    global _left
+    if _inherited is None:
+        return  # This Python keeps them in another way.
+    _left = registry = vars(weakref.finalize)["_registry"]
+    own: dict[Any, Any] = {}
+    # In the order of registration, so the child's own are the last.
+    for each in reversed(registry):
+        if registry[each].index <= _inherited:
+            break
+        own[each] = registry[each]
+    weakref.finalize._registry = own  # type: ignore[attr-defined]
+
+
 def flush_output() -> None:
     """Write out what was printed, by Python and by C. Output that nobody can read is lost."""
     for stream in (sys.stdout, sys.stderr):
-        # Whatever the app has made of its streams.
-        with contextlib.suppress(Exception):
+        try:
             stream.flush()
+        except Exception:
+            pass  # whatever the app has made of its streams
     flush_c_output()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,10 @@ _AWAITS = frozenset({runner.Runner.run_on_loop.__code__, runner._awaited.__code_
 _STEPS = frozenset({Steps.send.__code__, Steps.throw.__code__, Steps._tell.__code__})
 _OWN_FILE = runner.__file__
 _IMPORTS = "<frozen importlib._bootstrap>"
+
+# Around its C function, `signal.signal` looks the old handler up in an enum, which raises and catches an error. In a
+# fresh fork that copies some fifty pages of the shared heap.
+set_handler: Callable[[int, Any], Any] = getattr(signal.signal, "__wrapped__", signal.signal)
 
 
 def is_within_task(frame: FrameType | None) -> bool:
@@ -71,7 +76,7 @@ class OrdersOfProcess:
         self._runner = jobs
         jobs.slot = slot
         interrupts.slot_of = lambda job_id: slot
-        signal.signal(signal.SIGURG, self._hear_signal)
+        set_handler(signal.SIGURG, self._hear_signal)
 
     def _hear_signal(self, number: int, frame: FrameType | None) -> None:
         slot = self._slot

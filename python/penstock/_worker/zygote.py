@@ -6,7 +6,6 @@ the supervisor and hears from it stands in crates/penstock-worker/src/zygote.rs.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import gc
 import json
@@ -22,10 +21,11 @@ from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from penstock._core import ChildLink, collapse_heap
-from penstock._worker.child import flush_output, leave, run_jobs
+from penstock._worker.child import flush_output, forget_inherited_finalizers, leave, note_finalizers, run_jobs
 from penstock._worker.leftovers import open_descriptors, warnings_since
 from penstock._worker.loading import explain, load_all, refuse_unsuitable, report_of
 from penstock._worker.log import log_to_stderr
+from penstock._worker.orders import set_handler
 
 if TYPE_CHECKING:
     from penstock._tasks.app import App
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 EXIT_APP = 3
 EXIT_LOOP = 1
 LENGTH_BYTES = 4
+SIGKILL = int(signal.SIGKILL)
+# Room for 16 descriptors next to a message.
+DESCRIPTORS_BYTES = socket.CMSG_LEN(16 * 4)
 
 
 def main() -> None:
@@ -118,11 +121,12 @@ class Control:
 
     def hear(self) -> list[list[str]]:
         """The commands that have come, as words. Raises EOFError when the supervisor is gone."""
-        data, descriptors, _, _ = socket.recv_fds(self._connection, 4096, 16)
+        data, attached, _, _ = self._connection.recvmsg(4096, DESCRIPTORS_BYTES)
         if not data:
             raise EOFError
         self._incoming += data
-        self._descriptors += descriptors
+        for _, _, numbers in attached:
+            self._descriptors += memoryview(numbers).cast("i")
         commands: list[list[str]] = []
         while len(self._incoming) >= LENGTH_BYTES:
             end = LENGTH_BYTES + int.from_bytes(self._incoming[:LENGTH_BYTES], "little")
@@ -141,7 +145,7 @@ class Control:
         return descriptor
 
     def close(self) -> None:
-        self._connection.close()
+        os.close(self._connection.detach())
 
 
 class Fork(NamedTuple):
@@ -163,7 +167,11 @@ class Fork(NamedTuple):
 
 
 class Zygote:
-    """Forks, and tells how its children end."""
+    """Forks, and tells how its children end.
+
+    A page of the heap that this process or a child writes to, if only to count a reference, is copied, as the other has
+    it too. The code between two forks is therefore plain: no context managers, no enums, no caught errors.
+    """
 
     def __init__(self, apps: list[App], worker: str, control: Control, descriptors: list[int]) -> None:
         self._apps = apps
@@ -176,6 +184,7 @@ class Zygote:
         # What is garbage goes, and what is left is never looked at by the collector again: in the
         # children it would touch, and so copy, every page.
         gc.collect()
+        note_finalizers()
         gc.freeze()
         # And what is left is cheap to fork: most of a fork is its copy of the page tables.
         if os.environ.get("PENSTOCK_COLLAPSE") != "0":
@@ -190,10 +199,10 @@ class Zygote:
         poll.register(self._control, select.POLLIN)
         try:
             while True:
-                ready = dict(poll.poll())
+                ready = [descriptor for descriptor, _ in poll.poll()]
                 if bell.fileno() in ready:
-                    while _received(bell):
-                        pass
+                    # What it leaves there makes it ready again.
+                    bell.recv(4096)
                     self._tell_deaths()
                 if self._control.fileno() in ready:
                     for command in self._control.hear():
@@ -229,9 +238,9 @@ class Zygote:
             return
         lead_group(os.getpid())
         signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        set_handler(signal.SIGCHLD, signal.SIG_DFL)
         for bell in bells:
-            bell.close()
+            os.close(bell.detach())
         self._control.close()
         self._run(reply_fd, fork, zygote_pid)
 
@@ -254,6 +263,7 @@ class Zygote:
                 sys.stderr.flush()
             finally:
                 os._exit(EXIT_LOOP)
+        forget_inherited_finalizers()
         leave()
 
     def _tell_deaths(self) -> None:
@@ -274,14 +284,18 @@ def lead_group(pid: int) -> None:
 
     Both sides of the fork do: whichever is first, nothing is sent to a group that is not there yet.
     """
-    with contextlib.suppress(OSError):
+    try:
         os.setpgid(pid, pid)
+    except OSError:
+        pass
 
 
 def kill_group(pid: int) -> None:
     """End all that a child's jobs have started and left behind. The child must not have been waited for."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
+    try:
+        os.killpg(pid, SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass
 
 
 def ends_of_children(children: Collection[int]) -> Iterator[tuple[int, int, int]]:
@@ -307,17 +321,11 @@ def ends_of_children(children: Collection[int]) -> Iterator[tuple[int, int, int]
 
 def _ended_child() -> int | None:
     """Return the number of a child that has ended, which stays its own until it is waited for."""
-    with contextlib.suppress(ChildProcessError):
-        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        return ended.si_pid if ended else None
-    return None
-
-
-def _received(bell: socket.socket) -> bool:
     try:
-        return bool(bell.recv(4096))
-    except BlockingIOError:
-        return False
+        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+    return ended.si_pid if ended else None
 
 
 if __name__ == "__main__":
