@@ -1,16 +1,16 @@
-//! The messages that are held, whatever their state.
+//! Messages, in any state.
 //!
-//! Ten million may wait, so a message that only waits is small: 48 bytes here, and the body stands in
-//! the journal. Such a message is *cold*. Whatever else a message may have (a body in memory, a lease, a
-//! join it waits for, notes) stands in a second table, and a message with an entry there is *hot*.
+//! Ten million may wait, so a message that only waits is small: 48 bytes here, with its body in the journal. Such a
+//! message is *cold*. Anything else that a message may have (a body in memory, a lease, a join that it waits for,
+//! notes) is in a second table, and a message with an entry there is *hot*.
 //!
 //! ```text
-//!     entries   id 16, number 6, base 6, enqueued 6, flags 2, kind 4, where the body stands 8
-//!               (of an ended one: when and how it ended, in place of the last two times)
-//!     hot       body, rests, lease or join, copies, notes, claim: about 150 bytes
-//!     kinds     queue, task, priority, attempt, ...: one for all messages that are alike
-//!     extras    workflow, headers, ...: one for all that have the same; which one, 4 bytes a message
-//!     dues      when a delayed message is due: 8 bytes; expiries likewise
+//!     entries       id 16, number 6, base 6, enqueued 6, flags 2, shared head 4, location of the body 8
+//!                   (for an ended message: when and how it ended, in place of the last two)
+//!     hot           body, durability, lease or join, copies, notes, claim: about 150 bytes
+//!     shared heads  queue, task, priority, attempt, ...: one for all messages that are alike
+//!     extras        workflow, headers, ...: one for all messages with the same; an index of 4 bytes a message
+//!     dues          when a delayed message is due: 8 bytes; expiries likewise
 //! ```
 
 pub(crate) mod shared_extras;
@@ -36,8 +36,8 @@ use crate::table::slab::Slab;
 use crate::table::slot_index::{Hash, SlotIndex};
 use crate::table::slot_times::SlotTimes;
 
-/// A message, by its slot and its number. The slot may be used again; the number never is, and it
-/// changes when the message moves. So a handle that was left behind is seen to be stale.
+/// A message, named by its slot and its number. The slot may be reused. The number never is, and it changes when the
+/// message moves, so a stale handle is recognized.
 ///
 /// Handles sort by number, which is the order of publishing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -55,12 +55,13 @@ pub(crate) struct MessageEntry {
     enqueued_at: U48,
     flags: u16,
     shared_head: SharedHeadId,
-    /// Place of a cold message's body in the journal, or of a hot message among the hot ones.
+    /// Location of a cold message's body in the journal, slot of a hot message's hot fields, or cause of a message's
+    /// end.
     packed: u64,
 }
 
-/// Numbers and positions count up from 1, and milliseconds from 1970: at a million a second, 48 bits
-/// last nine years of messages, and the time until the year 10889.
+/// An integer of 48 bits. Numbers and positions count up from 1, and milliseconds from 1970. At a million a second, 48
+/// bits last nine years of messages, and they hold times until the year 10889.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct U48([u16; 3]);
 
@@ -83,12 +84,12 @@ impl std::fmt::Debug for U48 {
     }
 }
 
-/// Place of a body in the record that is its message's base.
+/// Location of a body in the record that is its message's base.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BodyAt(u64);
 
 impl BodyAt {
-    /// Most bytes of a body; the broker takes none that is longer.
+    /// Most bytes of a body; the broker accepts none that is longer.
     pub(crate) const CAP_BYTES: usize = (1 << Self::LENGTH_BITS) - 1;
     const LENGTH_BITS: u32 = 28;
 
@@ -110,7 +111,7 @@ impl BodyAt {
 }
 
 mod flag {
-    /// Three bits: the state.
+    /// The state, in three bits.
     pub(super) const STATE: u16 = 3 | 256;
     pub(super) const READY: u16 = 0;
     pub(super) const DELAYED: u16 = 1;
@@ -123,13 +124,13 @@ mod flag {
     pub(super) const REDELIVERED: u16 = 16;
     pub(super) const COPIES: u16 = 32;
     pub(super) const RECOVERED: u16 = 64;
-    /// Set while it is not found by its id yet.
+    /// Set while the message can't yet be found by its id.
     pub(super) const UNENTERED: u16 = 128;
-    /// Its id says which member of which join it is.
+    /// Set if its id says which member of which join it is.
     pub(super) const MEMBER: u16 = 512;
-    /// It has extras, besides.
+    /// Set if it has extras besides that.
     pub(super) const EXTRAS: u16 = 1024;
-    /// Its hot entry has an [`Extra`](super::Extra).
+    /// Set if its hot entry has an [`Extra`](super::Extra).
     pub(super) const EXTRA: u16 = 2048;
 }
 
@@ -138,7 +139,7 @@ impl MessageEntry {
         self.number.get()
     }
 
-    /// The record that holds its full state.
+    /// Returns the record that holds its full state.
     pub(crate) fn base(&self) -> Position {
         Position(self.base.get())
     }
@@ -155,8 +156,8 @@ impl MessageEntry {
         self.flags & flag::COPIES != 0
     }
 
-    /// Whether it was read from the journal after an unclean end, where it could be handed out, and was not handed out since:
-    /// there may be a grant whose record was lost, and that holds.
+    /// Whether the message was read from the journal after an unclean end, in a state in which it could be handed out,
+    /// and has not been handed out since. A grant whose record was lost may exist for it, and hold.
     pub(crate) fn recovered(&self) -> bool {
         self.flags & flag::RECOVERED != 0
     }
@@ -185,7 +186,7 @@ impl MessageEntry {
         self.flags & flag::STATE == flag::FAILED
     }
 
-    /// Whether only its value is left of it.
+    /// Whether only its value is left.
     pub(crate) fn is_ended(&self) -> bool {
         self.flags & flag::STATE == flag::ENDED
     }
@@ -202,12 +203,12 @@ impl MessageEntry {
         self.flags & flag::EXTRAS != 0
     }
 
-    /// Whether it may have a place in a join.
+    /// Whether the message may have a place in a join.
     pub(crate) fn may_be_member(&self) -> bool {
         self.flags & (flag::EXTRAS | flag::MEMBER) != 0
     }
 
-    /// Whether it may have notes, a claim or a failure, or have been asked to stop.
+    /// Whether the message may have notes, a claim or a failure, or have been asked to stop.
     pub(crate) fn has_rare_fields(&self) -> bool {
         self.flags & flag::EXTRA != 0
     }
@@ -228,15 +229,15 @@ impl MessageEntry {
 #[derive(Debug)]
 struct Hot {
     body: Option<Bytes>,
-    /// Whether the body is a part of a larger piece that was read from the journal.
+    /// Whether the body is part of a larger piece that was read from the journal.
     was_read_back: bool,
     body_at: BodyAt,
     waits_for: WaitsFor,
-    /// Records that a delivery rests on.
+    /// Records that must be safe before a delivery.
     safe_after: SafeAfter,
-    /// The last transaction whose checks found this lease good: it may be settled once in each.
+    /// Last transaction whose checks accepted this lease: a transaction may settle it once.
     checked_by: u64,
-    /// The same message in another queue.
+    /// Next copy of the message, in another queue.
     next_copy: Option<u32>,
     extra: Option<Box<Extra>>,
 }
@@ -248,12 +249,12 @@ enum WaitsFor {
     Worker(LeaseState),
 }
 
-/// Fields that most hot messages do without, too.
+/// Fields that most hot messages do not have either.
 #[derive(Debug, Default)]
 struct Extra {
     notes: Vec<Bytes>,
     claim: Option<Key>,
-    /// End of that claim, where it is not the end of the message.
+    /// End of that claim, unless it ends with the message.
     until_start: Option<UntilStart>,
     failure: Option<Box<KeptFailure>>,
     asked: Option<Asked>,
@@ -262,7 +263,7 @@ struct Extra {
 /// A claim that ends when its message is handed out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct UntilStart {
-    /// Time, on the steady clock, by which the messages that take each other's place are due.
+    /// Steady time by which messages that replace each other are due.
     pub(crate) latest: Option<u64>,
 }
 
@@ -270,7 +271,7 @@ pub(crate) struct UntilStart {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Asked {
     pub(crate) reason: Name,
-    /// Whether it need not be given time to clean up.
+    /// Whether the worker may kill the job without time to clean up.
     pub(crate) kill: bool,
 }
 
@@ -281,18 +282,18 @@ pub(crate) struct KeptFailure {
     pub(crate) message: Box<str>,
     pub(crate) fingerprint: u64,
     pub(crate) preview: Box<[u8]>,
-    /// On the steady clock.
+    /// Time of the failure, on the steady clock.
     pub(crate) at: u64,
-    /// Whether its queue is not known: it failed under a broker of format 1.
+    /// Whether its queue is unknown, because it failed under a broker of format 1.
     pub(crate) is_displaced: bool,
 }
 
-/// End of a message of which only the value is left.
+/// End of a message whose value is all that is left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct UnrunEnd {
     pub(crate) how: UnrunCause,
     pub(crate) reason: Name,
-    /// On the steady clock.
+    /// Time of the end, on the steady clock.
     pub(crate) at: u64,
 }
 
@@ -312,15 +313,15 @@ pub(crate) struct LeaseState {
     pub(crate) session: u32,
     /// Index in the session's list.
     pub(crate) index: u32,
-    /// Charge to its flow; `None`: none yet, during a recovery.
+    /// Charge to its flow; `None` if it has not been made yet, during a recovery.
     pub(crate) charge: Option<Charge>,
     /// Whether the delivery has left the broker, so that the job may have begun.
     pub(crate) sent: bool,
-    /// Whether the message would have expired meanwhile: it does when it comes back.
+    /// Whether the message has expired during the lease: it expires if it is returned.
     pub(crate) expired: bool,
 }
 
-/// Rest of a message that was removed.
+/// What remains of a removed message.
 #[derive(Debug)]
 pub(crate) struct Removed {
     pub(crate) journal_bytes: u64,
@@ -339,21 +340,20 @@ pub(crate) struct Messages {
     by_id: SlotIndex,
     /// Messages that have ended, one for each id.
     ended: SlotIndex,
-    /// Whether messages are entered in `by_id` all at once later.
+    /// Whether messages are entered in `by_id` later, all at once.
     puts_off_ids: bool,
-    /// Bytes of the bodies in memory, with all that is kept for having them there.
+    /// Bytes of the bodies in memory, with the overhead of keeping them there.
     resident_bytes: u64,
 }
 
-/// Bytes that a body in memory takes besides its own: the allocator's share, and its message's place among
-/// the hot ones.
+/// Overhead of a body in memory: the allocator's share, and its message's hot entry.
 const RESIDENT_BYTES: u64 = 192;
 
-/// Bytes of the journal for the value of a message that has ended, once it was carried forward.
+/// Journal bytes of an ended message's value, once it was carried forward.
 const ENDED_BYTES: u64 = 24;
 
 impl Extra {
-    /// Returns roughly the bytes that it takes in the journal.
+    /// Returns roughly how many bytes it takes in the journal.
     fn journal_bytes(&self) -> u64 {
         let notes: usize = self.notes.iter().map(|note| note.len() + 8).sum();
         let failure = self.failure.as_ref().map_or(0, |failure| {
@@ -390,7 +390,7 @@ impl Messages {
         self.shared_heads.hashing()
     }
 
-    /// Inserts a message that is ready, until another state is set. Without its body in memory it is cold.
+    /// Inserts a message, ready until another state is set. Without its body in memory it is cold.
     pub(crate) fn insert(
         &mut self,
         head: &MessageHead,
@@ -440,15 +440,15 @@ impl Messages {
         slot
     }
 
-    /// Stops finding messages by their ids from now on: those that come are entered all at once, by
-    /// `enter_deferred_ids`, which takes a fraction of the time. Until then it is asked only for the
-    /// copies of a message, and only when it has copies or has claimed a key; so these are entered at once.
+    /// Stops finding messages by their ids from now on. New ones are entered all at once by `enter_deferred_ids`, which
+    /// takes a fraction of the time. Until then ids are only needed for messages that have copies or have claimed a
+    /// key, so these are entered at once.
     pub(crate) fn defer_ids(&mut self) {
         self.puts_off_ids = true;
     }
 
     pub(crate) fn enter_deferred_ids(&mut self) {
-        /// Sorted at a time.
+        /// Number of entries sorted at a time.
         const BLOCK: usize = 1 << 20;
         self.puts_off_ids = false;
         self.by_id.reserve(self.entries.len());
@@ -495,7 +495,7 @@ impl Messages {
         }
     }
 
-    /// Keeps only the value of a message, which is the only copy.
+    /// Keeps only the value of a message, which is its only copy.
     pub(crate) fn end(&mut self, slot: u32, ended: UnrunEnd) {
         self.set_due(slot, None);
         self.set_expiry(slot, None);
@@ -510,7 +510,7 @@ impl Messages {
         self.set_ended(slot, ended);
     }
 
-    /// Inserts the value of a message that had ended before its journal was carried forward.
+    /// Inserts the value of a message that ended before its journal was carried forward.
     pub(crate) fn insert_ended(
         &mut self,
         id: MessageId,
@@ -551,13 +551,13 @@ impl Messages {
         }
     }
 
-    /// Finds the message with this id that has ended, if its value is still there.
+    /// Finds the ended message with this id, if its value still exists.
     pub(crate) fn find_ended(&self, id: &MessageId) -> Option<u32> {
         self.ended
             .find(self.ended.hash(*id), |slot| self.entries[slot].id == *id)
     }
 
-    /// Forgets the value of a message that has ended; returns the bytes that it took in the journal.
+    /// Forgets the value of an ended message. Returns the bytes that it took in the journal.
     pub(crate) fn remove_ended(&mut self, slot: u32) -> u64 {
         let journal_bytes = self.journal_bytes(slot);
         let id = self.entries[slot].id;
@@ -589,7 +589,7 @@ impl Messages {
         }
     }
 
-    /// Removes a message from its id; true when there is no other copy.
+    /// Removes a message from its id's copies. Returns whether it was the only one.
     fn leave_id(&mut self, slot: u32) -> bool {
         if self.entries[slot].is_unentered() {
             return true;
@@ -598,7 +598,7 @@ impl Messages {
         let hash = self.by_id.hash(id);
         let next = self.next_copy(slot);
         let is_it = |other: u32| other == slot;
-        // Nearly every message is the only copy of itself, and so the first.
+        // Nearly every message is its own only copy, and so the first.
         let found = match next {
             None => self.by_id.remove(hash, is_it),
             Some(next) => self.by_id.replace(hash, next, is_it),
@@ -633,7 +633,7 @@ impl Messages {
         std::iter::successors(self.first_copy(id), |slot| self.next_copy(*slot))
     }
 
-    /// Returns the copy with the lowest number, whichever way they are linked: that is not journaled.
+    /// Returns the copy with the lowest number, however they are linked: the links are not journaled.
     pub(crate) fn first_of(&self, id: &MessageId) -> Option<u32> {
         self.copies(id)
             .min_by_key(|slot| self.entries[*slot].number())
@@ -652,10 +652,10 @@ impl Messages {
         }
     }
 
-    /// Finds a lease of this session for a check that settles it; each finds it once.
+    /// Finds a lease of this session for a check that settles it. Each check finds it only once.
     pub(crate) fn check_lease(&mut self, lease: &Lease, session: u32, check: u64) -> Option<u32> {
         let slot = self.find_lease(lease)?;
-        // What is leased is hot.
+        // Leased messages are hot.
         let hot = &mut self.hot[self.entries[slot].packed as u32];
         match hot.waits_for {
             WaitsFor::Worker(held) if held.session == session && hot.checked_by != check => {
@@ -683,7 +683,7 @@ impl Messages {
         }
     }
 
-    /// Returns a number that no slot reaches.
+    /// Returns a number higher than every slot.
     pub(crate) fn end_of_slots(&self) -> u32 {
         self.entries.end()
     }
@@ -692,14 +692,14 @@ impl Messages {
         self.entries.len()
     }
 
-    /// Iterates in the order of slots, which is no order that a user would know, but always the same.
+    /// Iterates in slot order, which means nothing to users but is always the same.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &MessageEntry)> {
         self.entries.iter()
     }
 
     // --- what a message is
     //
-    // A job looks at these some twenty times. Inlined by hand where the compiler does not, they save a job 1.7 % of its
+    // A job reads these some twenty times. Inlining them by hand, where the compiler does not, saves a job 1.7 % of its
     // instructions.
 
     #[inline(always)]
@@ -707,13 +707,13 @@ impl Messages {
         &self.shared_heads[self.entries[slot].shared_head]
     }
 
-    /// Returns the flow of ready messages of its kind, once there has been one.
+    /// Returns the flow of ready messages with its shared head, once there has been one.
     #[inline]
     pub(crate) fn flow(&self, slot: u32) -> Option<u32> {
         self.shared_heads.flow(self.entries[slot].shared_head)
     }
 
-    /// Counts it for the queue and the task of a message.
+    /// Adds one to a counter of the message's queue and task.
     #[inline]
     pub(crate) fn count(&mut self, slot: u32, what: Counter) {
         self.shared_heads
@@ -786,7 +786,7 @@ impl Messages {
         }
     }
 
-    /// Returns the records that a delivery of it rests on. A cold message is in its base alone.
+    /// Returns the records that must be safe before it is delivered. For a cold message, that is its base alone.
     #[inline(always)]
     pub(crate) fn safe_after(&self, slot: u32) -> SafeAfter {
         match self.hot(slot) {
@@ -810,7 +810,7 @@ impl Messages {
         self.extra(slot)?.claim.as_ref()
     }
 
-    /// Returns how the claim of the message ends, if that is with its first hand-out.
+    /// Returns how the message's claim ends, if that is at its first hand-out.
     pub(crate) fn until_start(&self, slot: u32) -> Option<UntilStart> {
         match self.entries[slot].has_rare_fields() {
             true => self.extra(slot)?.until_start,
@@ -818,7 +818,7 @@ impl Messages {
         }
     }
 
-    /// Returns its extras, without its place in a join if its id says which that is.
+    /// Returns its extras, without its place in a join if its id already says that.
     #[inline]
     pub(crate) fn extras(&self, slot: u32) -> Option<&Extras> {
         match self.entries[slot].has_extras() {
@@ -827,7 +827,7 @@ impl Messages {
         }
     }
 
-    /// Returns all extras.
+    /// Returns all its extras.
     #[inline]
     pub(crate) fn whole_extras(&self, slot: u32) -> Option<Extras> {
         let entry = &self.entries[slot];
@@ -851,7 +851,7 @@ impl Messages {
         }
     }
 
-    /// Returns the outcome of its join on which it is released.
+    /// Returns the outcome of its join that releases it.
     pub(crate) fn when(&self, slot: u32) -> Outcome {
         self.extras(slot)
             .map_or(Outcome::Succeeded, |extras| extras.when)
@@ -870,7 +870,7 @@ impl Messages {
         self.hot(slot)?.body.as_ref()
     }
 
-    /// Whether it was handed out, and can't be sent before its body is read from the journal.
+    /// Whether the message was handed out and can't be sent before its body is read from the journal.
     pub(crate) fn is_sent_after_read(&self, slot: u32) -> bool {
         self.hot(slot).is_some_and(|hot| {
             let is_unsent = matches!(&hot.waits_for, WaitsFor::Worker(lease) if !lease.sent);
@@ -889,7 +889,7 @@ impl Messages {
         self.body_at(slot).length() as u64
     }
 
-    /// Returns roughly the bytes that it takes in the journal.
+    /// Returns roughly how many bytes it takes in the journal.
     pub(crate) fn journal_bytes(&self, slot: u32) -> u64 {
         if self.entries[slot].is_ended() {
             return ENDED_BYTES;
@@ -1002,10 +1002,10 @@ impl Messages {
         self.entries[slot].set(flag::RECOVERED, recovered);
     }
 
-    /// Marks, after an unclean end, all messages that are not leased: a grant whose record was lost may have run them.
-    /// Not those that may be delivered only once: these wait for their grant to be safe. What a group holds may have run, too,
-    /// where the end of a member was lost with the grant; but that run was given values of members that have not ended, so its
-    /// grant never holds again.
+    /// Marks all messages that are not leased after an unclean end: a grant whose record was lost may have run them.
+    /// Skips messages that may be delivered only once, which wait for their grant to be safe. Skips messages that a
+    /// join holds. A lost grant may have run those too, if the end of a member was lost with it. But that run was given
+    /// values of members that have not ended, so its grant never holds again.
     pub(crate) fn may_have_run(&mut self) {
         let Self {
             entries,
@@ -1015,7 +1015,7 @@ impl Messages {
         for entry in entries.iter_mut() {
             let may_run = !entry.is_leased() && !entry.is_failed() && !entry.is_ended();
             if shared_heads[entry.shared_head].max_deliveries > 1 && may_run {
-                // A lease does not say which of several copies it was of, and the others may be gone.
+                // A lease does not say which of several copies it was for, and the others may be gone.
                 entry.set(flag::RECOVERED, !entry.has_copies() && !entry.is_held());
                 entry.set(flag::REDELIVERED, !planted!("forget-unseen-run"));
             }
@@ -1094,7 +1094,7 @@ impl Messages {
         &mut self.extra_mut(slot).notes
     }
 
-    /// Sets a body that has come back from the journal, as a part of something larger that was read.
+    /// Sets a body that was read back from the journal, as part of a larger piece.
     pub(crate) fn set_body_read_back(&mut self, slot: u32, body: Bytes) {
         self.take_body(slot);
         let hot = self.hot_mut(slot);
@@ -1114,15 +1114,15 @@ impl Messages {
         body
     }
 
-    /// Drops a body that is a part of something larger: it would keep all of that in memory.
+    /// Drops a body that is part of a larger piece, which it would keep in memory.
     pub(crate) fn drop_body_read_back(&mut self, slot: u32) {
         if self.hot(slot).is_some_and(|hot| hot.was_read_back) {
             self.take_body(slot);
         }
     }
 
-    /// Gives up the hot entry of a message that does not need it. Its base must be safe, and all that
-    /// its delivery rests on.
+    /// Drops the hot entry of a message that does not need it. Its base, and everything that its delivery depends on,
+    /// must be safe.
     pub(crate) fn cool(&mut self, slot: u32) {
         let Some(hot) = self.hot(slot) else {
             return;
@@ -1181,7 +1181,7 @@ impl Messages {
         self.hot_mut(slot).extra.get_or_insert_default()
     }
 
-    /// Panics unless the counts here are right.
+    /// Panics unless the counts are right.
     pub(crate) fn assert_counts(&self) {
         let mut shared_heads = penstock_message::SeededMap::default();
         let (mut resident_bytes, mut hot, mut dues, mut expiries) = (0, 0, 0, 0);

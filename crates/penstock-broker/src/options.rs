@@ -1,47 +1,46 @@
-/// Limits of a broker. The server journals what an operator may change; these are the values in force.
+/// Limits of a broker. The server journals those that an operator may change; these are the values in force.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BrokerOptions {
-    /// The largest body of a message or value. Default 16 MiB.
+    /// Largest body of a message or value. Default 16 MiB.
     pub max_body_bytes: usize,
-    /// Bytes of results that each group (task) may keep, and that the derived values of all groups may take
-    /// together. Default 64 MiB.
+    /// Most bytes of results that each group (task) may keep, and of the derived values of all groups together. Default
+    /// 64 MiB.
     pub results_cap_bytes: u64,
-    /// Time for which a session is remembered after its connection ended. Default 10 minutes.
+    /// Time for which a session is remembered after its connection closed. Default 10 minutes.
     pub session_memory_ms: u64,
-    /// Heartbeat of sessions that ask for none. Default 15 s.
+    /// Heartbeat of sessions that do not request one. Default 15 s.
     pub default_heartbeat_ms: u64,
-    /// Time after which ready messages without any consumer cause a warning. Default 30 s: workers are restarted.
+    /// Time after which ready messages without any consumer cause a warning. Default 30 s, since workers restart.
     pub unserved_ms: u64,
-    /// Time after which ready messages in a queue that never had a consumer cause a warning. Default 3 s: somebody who
-    /// tries it out is waiting.
+    /// Time after which ready messages in a queue that never had a consumer cause a warning. Default 3 s, since a
+    /// person who tries Penstock out is waiting.
     pub never_served_ms: u64,
-    /// Time after which a warning follows when none of a queue's consumers can run the task of a job that waits there.
+    /// Time after which a waiting job whose task none of its queue's consumers can run causes a warning.
     pub unknown_ms: u64,
-    /// Time for which a queue or task that is empty and has no settings is listed. Its counts are then among those of
-    /// others. Default an hour.
+    /// Time for which an empty queue or task without settings is listed. Its counts are then added to those of others.
+    /// Default one hour.
     pub unused_kept_ms: u64,
-    /// Bytes of unfinished large transactions that may be staged in all. Default 512 MiB.
+    /// Most bytes of unfinished large transactions, in total. Default 512 MiB.
     pub staged_parts_cap_bytes: usize,
-    /// Time for which failed jobs are kept, and groups that have failed. Default 30 days.
+    /// Time for which failed jobs and failed groups are kept. Default 30 days.
     pub failed_kept_ms: u64,
-    /// Most failed jobs that are kept, with groups that have failed and the jobs that they block; the oldest go
+    /// Most failed jobs that are kept, including failed groups and the jobs that they block. The oldest are dropped
     /// first. Default 1,000,000.
     pub failed_kept: u64,
-    /// Bytes of the journal that they may take. Default 1 GiB.
+    /// Most journal bytes of failed jobs. Default 1 GiB.
     pub failed_kept_bytes: u64,
-    /// Most workflows that are listed after they have ended, for a day or for as long as failed jobs are kept; those that
-    /// have the least of that time left go first. Default 100,000.
+    /// Most workflows that are listed after they have ended, for a day or for as long as failed jobs are kept. Those
+    /// with the least time left are dropped first. Default 100,000.
     pub workflows_kept: u64,
-    /// Bytes of the journal that they may take, and of memory. Default 64 MiB.
+    /// Most bytes of ended workflows in the journal, and in memory. Default 64 MiB.
     pub workflows_kept_bytes: u64,
-    /// Bytes of the bodies of waiting messages that are kept in memory, more or less; the others are
-    /// read back from the journal when they are handed out. The messages that are handed out first came first, so with
-    /// this much a worker that starts on a long backlog need not wait for the disk. `None`: all are kept,
-    /// for nobody reads them back. Default 64 MiB, some 100,000 jobs of usual size.
+    /// Approximate bytes of waiting messages' bodies that are kept in memory; others are read back from the journal
+    /// when they are handed out. The messages that arrived first are handed out first, so with this much a worker that
+    /// starts on a long backlog need not wait for the disk. `None`: all are kept, for shells that do not read them
+    /// back. Default 64 MiB, some 100,000 jobs of usual size.
     pub resident_bodies_bytes: Option<u64>,
-    /// Seed of the hashes of tables whose keys clients choose, so that none can choose keys that collide.
-    /// No decision depends on it. Default 0, which everyone knows: a shell that serves
-    /// clients draws one.
+    /// Seed of the hashes of tables whose keys clients choose, so that no client can choose keys that collide. No
+    /// decision depends on it. Default 0, which everyone knows: a shell that serves clients draws one at random.
     pub hash_seed: u64,
 }
 

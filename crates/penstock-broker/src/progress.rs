@@ -1,7 +1,8 @@
-//! Progress of running jobs: the latest of each, as its code tells it. In memory only, so a restart of the broker forgets it.
+//! Progress of running jobs: the latest that each has reported. Kept only in memory, so a restart of the broker forgets
+//! it.
 //!
-//! Stands beside the jobs, so that one which tells none pays nothing. That of a run begins anew with each lease. The last of the
-//! jobs that have ended is kept for a while, for those who look a moment later.
+//! It is kept apart from the jobs, so that a job that reports none pays nothing. Progress starts anew with each lease.
+//! The latest progress of recently ended jobs is kept for a while, for clients that ask shortly after the end.
 
 use std::collections::VecDeque;
 
@@ -13,16 +14,16 @@ use crate::{Broker, ConnId};
 
 /// Number of ended jobs whose last progress is kept.
 const ENDED_KEPT: usize = 1000;
-/// Most bytes of the progress of all running jobs. Beyond that, that of others is dropped.
+/// Most bytes of the progress of all running jobs. Progress beyond that is dropped.
 const ALL_CAP_BYTES: usize = 64 << 20;
 
 #[derive(Debug)]
 pub(crate) struct JobsProgress {
-    /// By the numbers of their grants.
+    /// Progress of running jobs, by the numbers of their grants.
     running: SeededMap<u64, Bytes>,
     bytes: usize,
     ended: SeededMap<MessageId, (u64, Bytes)>,
-    /// Those, the oldest first; some may be gone.
+    /// Ended jobs, oldest first; some may be gone.
     order: VecDeque<(u64, MessageId)>,
     ends: u64,
 }
@@ -49,17 +50,17 @@ impl JobsProgress {
             return;
         }
         self.bytes = self.bytes - known + body.len();
-        // A copy: the bytes are a slice of a frame, which may be large.
+        // A copy, since the bytes are a slice of a frame, which may be large.
         self.running.insert(grant, Bytes::copy_from_slice(&body));
     }
 
-    /// Whether no job has told any for a while: then the end of a lease need not be told.
+    /// Whether no job has reported any progress for a while. If so, ends of leases need not be noted.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.running.is_empty() && self.ended.is_empty()
     }
 
-    /// The lease has ended, whatever becomes of its job.
+    /// Notes that a lease has ended, whatever happens to its job.
     pub(crate) fn lease_ended(&mut self, grant: u64, job: &MessageId) {
         self.ended.remove(job);
         let Some(body) = self.running.remove(&grant) else {
@@ -80,8 +81,8 @@ impl JobsProgress {
 }
 
 impl BrokerState {
-    /// Returns the latest progress of a job that runs, or the last of one that has ended. A job that waits for another
-    /// attempt has none.
+    /// Returns the latest progress of a running job, or the last of an ended one. A job that waits for another attempt
+    /// has none.
     pub(crate) fn progress_of(&self, job: &MessageId) -> Option<Bytes> {
         let messages = &self.messages;
         let mut waits = false;
@@ -128,7 +129,7 @@ mod tests {
         }
         assert_eq!(progress.running.len() as u64, fitting);
         assert_eq!(progress.bytes, ALL_CAP_BYTES);
-        // In the place of an earlier one there is room.
+        // There is room in the place of earlier progress.
         progress.note(7, Bytes::from_static(b"short"));
         progress.note(fitting, Bytes::from_static(b"short"));
         assert_eq!(progress.running.len() as u64, fitting + 1);
@@ -140,7 +141,7 @@ mod tests {
             (progress.ended.len(), progress.order.len()),
             (ENDED_KEPT, ENDED_KEPT)
         );
-        // A job that runs again and again takes one place.
+        // A job that runs again and again takes one entry.
         for grant in 0..5_000 {
             progress.note(grant, Bytes::from_static(b"again"));
             progress.lease_ended(grant, &MessageId([1; 16]));

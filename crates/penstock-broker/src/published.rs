@@ -1,11 +1,11 @@
-//! Names the messages of a record, for people who look at a journal.
+//! Names the messages in a record, for people who inspect a journal.
 
 use penstock_message::MessageId;
 
 use crate::records::{RecordEvent, RecordReader};
 use crate::table::interner::Interner;
 
-/// A message that a record publishes, moves forward, or copies whole.
+/// A message that a record publishes, carries forward, or copies whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Published {
     pub id: MessageId,
@@ -13,8 +13,8 @@ pub struct Published {
     pub task: String,
 }
 
-/// Lists the messages whose full state stands in a record, as far as it can be read: the rest of a
-/// damaged one may end anywhere, and may be wrong.
+/// Lists the messages whose full state is in a record, as far as it can be read. The rest of a damaged record may end
+/// anywhere and may be wrong.
 pub fn published_in(record: &[u8]) -> Vec<Published> {
     let mut published = Vec::new();
     let mut names = Interner::default();

@@ -1,9 +1,8 @@
-//! Ready work: queue → priority → flow (the task) → first in, first out; and the consumers that wait for it.
+//! Ready work by queue, priority and flow (the task), first in, first out; and the consumers that wait for it.
 //!
-//! Flows of one priority share by measured cost. Each has a virtual time, which a hand-out moves on by
-//! what the run is expected to cost, and a settlement corrects to what it did cost; the flow that is
-//! furthest behind goes next. A flow that was idle rejoins at the present, so that it can't claim the
-//! time it did not use.
+//! Flows of one priority share time by measured cost. Each has a virtual time. A hand-out advances it by the expected
+//! cost of the run, and the settlement corrects that to the actual cost. The flow that is furthest behind goes next. A
+//! flow that was idle rejoins at the present, so that it can't claim the time it did not use.
 
 pub(crate) mod active_flows;
 pub(crate) mod awaited_ready;
@@ -41,13 +40,13 @@ pub(crate) struct Queues {
     pub(crate) tasks: TaskTable,
     flows: BoxedSlab<Flow>,
     by_key: SeededMap<FlowKey, u32>,
-    /// Queues and tasks without a timer, by which they are forgotten.
+    /// Queues and tasks that do not yet have the timer that forgets them.
     pub(crate) new: Vec<Forgettable>,
-    /// Counts of those that were forgotten.
+    /// Counts of forgotten queues and tasks.
     pub(crate) others: Others,
-    /// The time, for counts.
+    /// Current step of the tallies.
     pub(crate) now: TallyStep,
-    /// The steady clock.
+    /// Current time on the steady clock.
     pub(crate) now_ms: u64,
     /// Number of queues that have limits.
     pub(crate) limited: u32,
@@ -56,7 +55,7 @@ pub(crate) struct Queues {
     ring: VecDeque<u32>,
 }
 
-/// A queue or a task, which is forgotten when it has not been in use for long.
+/// A queue or a task, which is forgotten once it has not been in use for long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Forgettable {
     Queue(u32),
@@ -101,7 +100,7 @@ impl Queues {
         }
     }
 
-    /// Adds counts of messages of this kind.
+    /// Adds counts of messages with this shared head.
     pub(crate) fn add_counts(&mut self, shared_head: &SharedHead, counts: &TallyCounts) {
         let task = self.tasks.find(shared_head.task);
         let task = task.expect("the task of a message is known");
@@ -109,7 +108,7 @@ impl Queues {
         self.all[shared_head.queue].tally.add(counts, self.now);
     }
 
-    /// Counts a message that has come to the queue from another.
+    /// Counts a message that has arrived from another queue.
     pub(crate) fn count_arrival(&mut self, index: u32) {
         self.all[index].tally.count(Counter::Enqueued, self.now);
     }
@@ -138,7 +137,7 @@ impl Queues {
         self.all.iter().map(|(index, _)| index).collect()
     }
 
-    /// Forgets a queue or a task without messages, apart from its counts.
+    /// Forgets a queue or a task without messages, except for its counts.
     pub(crate) fn forget(&mut self, what: Forgettable, names: &mut Interner) {
         match what {
             Forgettable::Queue(index) => self.forget_queue(index, names),
@@ -167,7 +166,7 @@ impl Queues {
 
     // --- flows
 
-    /// Returns the flow of messages of this kind, which has one user more.
+    /// Returns the flow of messages with this shared head, and adds a user to it.
     pub(crate) fn acquire_flow(&mut self, shared_head: &SharedHead) -> u32 {
         let key = FlowKey {
             queue: shared_head.queue,
@@ -194,9 +193,8 @@ impl Queues {
         slot
     }
 
-    /// Removes a kind of messages from the users of the flow; the flow goes with the last of them. Its charge beyond
-    /// the present is forgotten with it: that is the cost of its last runs, and kinds are kept for a while when
-    /// they are not in use.
+    /// Removes a shared head from the users of the flow, which is dropped with its last user. Its charge beyond the
+    /// present is forgotten too. That is the cost of its last runs, and unused heads are kept for a while anyway.
     pub(crate) fn release_flow(&mut self, slot: u32) {
         self.flows[slot].users -= 1;
         if self.flows[slot].users > 0 {
@@ -226,7 +224,7 @@ impl Queues {
         }
     }
 
-    /// Returns the limits it had.
+    /// Sets the limits of a queue. Returns its previous ones.
     pub(crate) fn set_limits(&mut self, queue: u32, limits: QueueLimits) -> QueueLimits {
         let had = std::mem::replace(&mut self.all[queue].rare_mut().limits, limits);
         self.limited += u32::from(!limits.is_none());
@@ -234,7 +232,7 @@ impl Queues {
         had
     }
 
-    /// Returns whether it is the first of a flow that none of the consumers can run.
+    /// Adds a ready message. Returns whether it is the first of a flow that none of the consumers can run.
     pub(crate) fn push_ready(&mut self, messages: &Messages, slot: u32, flow: u32) -> bool {
         let shared_head = messages.shared_head(slot);
         let queue = &mut self.all[shared_head.queue];
@@ -249,7 +247,7 @@ impl Queues {
         is_unknown
     }
 
-    /// Gives the queue a turn, if it has work and a consumer that waits for it.
+    /// Gives the queue a turn, if it has work and a waiting consumer.
     pub(crate) fn activate(&mut self, index: u32) {
         let queue = &mut self.all[index];
         let waits = |served: &Served| !served.waiting.is_empty();
@@ -263,7 +261,7 @@ impl Queues {
         }
     }
 
-    /// Takes the queue whose turn it is. It has another one once it is given back to the ring.
+    /// Takes the queue whose turn it is. It has no other turn until it is put back into the ring.
     pub(crate) fn next_in_ring(&mut self) -> Option<u32> {
         let index = self.ring.pop_front()?;
         self.all[index].in_ring = false;
@@ -278,8 +276,7 @@ impl Queues {
         }
     }
 
-    /// Adds a consumer of the queue. `tasks`: those that it can run. Returns whether it is the
-    /// first with these.
+    /// Adds a consumer of the queue that can run `tasks`. Returns whether it is the first with these.
     pub(crate) fn subscribe(&mut self, index: u32, tasks: Option<u32>) -> bool {
         let queue = &mut self.all[index];
         let serving = queue.serving.get_or_insert_with(|| {
@@ -309,8 +306,8 @@ impl Queues {
         }
     }
 
-    /// Returns another set of tasks of the queue's consumers, of another app, that has some of these tasks, with one of
-    /// them and how many others.
+    /// Finds another set of tasks of the queue's consumers, of another app, that overlaps with these tasks. Returns the
+    /// set, one shared task, and the number of other shared tasks.
     pub(crate) fn shared_tasks(&self, index: u32, tasks: Option<u32>) -> Option<(u32, Name, u64)> {
         let served = self.all[index].served();
         let mut others = served.iter().filter_map(|served| served.tasks);
@@ -320,8 +317,8 @@ impl Queues {
         })
     }
 
-    /// Removes a consumer of the queue that could run these tasks. `waiter`: its entry in the
-    /// ring, if it has one; others would pile up where there is no work to meet them.
+    /// Removes a consumer of the queue that could run these tasks. `waiter` is its entry in the ring, if it has one.
+    /// Stale entries would pile up where there is no work to remove them.
     pub(crate) fn unsubscribe(
         &mut self,
         index: u32,
@@ -368,12 +365,12 @@ impl Queues {
         self.activate(index);
     }
 
-    /// Adds a consumer that waits for work of the queue, before all others.
+    /// Adds a consumer that waits for work of the queue, ahead of all others.
     pub(crate) fn enroll_first(&mut self, index: u32, tasks: Option<u32>, waiter: WaitingConsumer) {
         self.served_mut(index, tasks).waiting.push_front(waiter);
     }
 
-    /// Finds out anew which flows any consumer can run.
+    /// Determines again which flows any consumer can run.
     fn review_flows(&mut self, index: u32) {
         let queue = &mut self.all[index];
         let served = queue.serving.as_ref();
@@ -391,16 +388,16 @@ impl Queues {
         self.activate(index);
     }
 
-    /// Takes the next message for one of the consumers that wait and can run it, in turn. The expected cost of its run
-    /// is charged to its flow. `None`: there is nothing for any of them, or it was purged and
-    /// has still to end, or the queue is paused. A consumer that no longer wants work leaves the ring.
+    /// Takes the next message for a waiting consumer that can run it; consumers take turns. Charges the expected cost
+    /// of the run to its flow. Returns `None` if there is nothing for any of them, the next message was purged and has
+    /// yet to end, or the queue is paused. A consumer that no longer wants work leaves the ring.
     pub(crate) fn take_next(
         &mut self,
         index: u32,
         messages: &Messages,
         mut wants: impl FnMut(WaitingConsumer) -> bool,
     ) -> Option<(WaitingConsumer, u32, Charge)> {
-        /// Number of flows that are charged before one is taken as it is.
+        /// Most flows that are charged before one is taken as it is.
         const CHARGED_AT_ONCE: usize = 16;
         let now_ms = self.now_ms;
         let queue = &mut self.all[index];
@@ -410,7 +407,7 @@ impl Queues {
         let count = queue.served().len();
         for turn in 0..count {
             let serving = queue.serving.as_mut()?;
-            // Some may have left since.
+            // Some consumers may have left since.
             let first = if serving.next < count {
                 serving.next
             } else {
@@ -450,7 +447,7 @@ impl Queues {
                     .or_else(|| self.flows[choice.flow.1].next(messages))
                     .is_some_and(|next| next.number < purge_before)
             {
-                // What was purged ends first, step by step.
+                // Purged messages end first, in steps.
                 return None;
             }
             let serving = queue.serving.as_mut()?;
@@ -470,7 +467,7 @@ impl Queues {
         None
     }
 
-    /// Has a ready message that a running job waits for go before others of its level.
+    /// Moves a ready message that a running job waits for ahead of others of its level.
     pub(crate) fn prioritize(&mut self, messages: &Messages, slot: u32, depth: u32) {
         let shared_head = messages.shared_head(slot);
         let flow = messages.flow(slot).expect("a ready message has a flow");
@@ -514,7 +511,7 @@ impl Queues {
         }
     }
 
-    /// Removes a ready message in another way than by handing it out.
+    /// Removes a ready message without handing it out.
     pub(crate) fn remove_ready(&mut self, messages: &Messages, slot: u32) {
         let shared_head = messages.shared_head(slot);
         let queue = &mut self.all[shared_head.queue];
@@ -529,7 +526,7 @@ impl Queues {
         queue.ready_bytes -= messages.body_bytes(slot);
     }
 
-    /// Notes that a message had a body of this many bytes, and may now be without.
+    /// Notes that a message had a body of `was_bytes`, and may have lost it.
     pub(crate) fn body_was_lost(&mut self, messages: &Messages, slot: u32, was_bytes: u64) {
         let lost = was_bytes - messages.body_bytes(slot);
         let queue = &mut self.all[messages.queue(slot)];
@@ -543,7 +540,7 @@ impl Queues {
         }
     }
 
-    /// Charges a run that has ended its real cost, or nothing at all when it was handed back.
+    /// Corrects the charge of an ended run to its actual cost, or to nothing if it was returned.
     pub(crate) fn correct_cost(
         &mut self,
         messages: &Messages,
@@ -563,7 +560,7 @@ impl Queues {
         }
     }
 
-    /// Gives its flow back the charge of the message when it was popped.
+    /// Refunds the charge of a popped message to its flow.
     pub(crate) fn refund(&mut self, messages: &Messages, slot: u32, charge: Charge) {
         self.end_run(messages, slot, charge, 0);
     }
@@ -580,7 +577,7 @@ impl Queues {
         level.correct(flow, &mut self.flows[flow], by_us);
     }
 
-    /// Charges the flow of a run that is there after a recovery.
+    /// Charges the flow of a run that exists after a recovery.
     pub(crate) fn charge_run(&mut self, flow: u32) -> Charge {
         let key = self.flows[flow].key;
         let charge = Charge {
@@ -625,7 +622,7 @@ impl Queues {
         unknown.map(|flow| (flow.key.task, flow.ready))
     }
 
-    /// Whether any of the queue's consumers can run the task, or it has none.
+    /// Whether any of the queue's consumers can run the task, or the queue has none.
     pub(crate) fn has_taker(&self, index: u32, task: Name) -> bool {
         is_wanted(self[index].served(), &self.sets, task)
     }
@@ -636,7 +633,7 @@ impl Queues {
         flows.map(|(_, ready)| ready as u64).sum()
     }
 
-    /// Panics unless the flows count these ready messages, and no others, and have this many users and runs.
+    /// Panics unless the flows count exactly these ready messages, users and runs.
     pub(crate) fn assert_flows_hold(
         &self,
         expected: &BTreeMap<(u32, u8, Name), usize>,
@@ -697,7 +694,7 @@ impl Queues {
         assert_eq!((self.flows.len(), self.by_key.len()), (listed, listed));
     }
 
-    /// Returns the oldest ready message of the lowest priority that has any with a lower number than this.
+    /// Returns the oldest ready message of the lowest priority that has any with a number below `before`.
     pub(crate) fn oldest_of_lowest(
         &mut self,
         queue: u32,
@@ -711,14 +708,14 @@ impl Queues {
         let flows = &mut self.flows;
         queue.levels().find_map(|level| {
             let next = |flow: &u32| flows[*flow].next(messages);
-            // The next of a flow has the lowest number in it.
+            // The next message of a flow has its lowest number.
             let next = level.flows.iter().filter_map(next);
             let oldest = next.filter(|handle| handle.number < before).min();
             oldest.map(|handle| handle.slot)
         })
     }
 
-    /// Returns up to `most` ready messages with lower numbers than this, in no order that matters.
+    /// Returns up to `most` ready messages with numbers below `before`, in an arbitrary order.
     pub(crate) fn ready_before(
         &mut self,
         queue: u32,
@@ -733,7 +730,7 @@ impl Queues {
                 if found.len() >= most {
                     return found;
                 }
-                // `next` also forgets what is stale, so a later call finds its way at once.
+                // `next` also forgets stale entries, so a later call finds the message at once.
                 if flow.next(messages).is_some_and(|next| next.number < before) {
                     flow.list_before(before, most, messages, &mut found);
                 }
@@ -742,7 +739,7 @@ impl Queues {
         found
     }
 
-    /// Returns the message that has waited longest among those that are ready.
+    /// Returns the ready message that has waited longest.
     pub(crate) fn oldest_ready<'a>(
         &self,
         queue: u32,

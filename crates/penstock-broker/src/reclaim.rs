@@ -1,4 +1,4 @@
-//! Carries live things forward, so that the journal's oldest segment can go.
+//! Carries live things forward, so that the journal's oldest segment can be deleted.
 
 pub(crate) mod live_bases;
 
@@ -18,18 +18,17 @@ pub enum CarriedForward {
     All,
     /// There is more to do.
     Some,
-    /// There may be more to do, once the reads of `poll_reads` are done.
+    /// There may be more to do once the reads of `poll_reads` are done.
     ReadFirst,
 }
 
 impl Broker {
-    /// Writes anew, as records to be polled, the live things that stand in the journal before this position;
-    /// about as many bytes as named here. Once it is done, and the polled records are durable, nothing before
-    /// this position is needed any more.
+    /// Writes the live things before this position in the journal again, as records to be polled; about `max_bytes` of
+    /// them. Once this is done and the polled records are durable, nothing before this position is needed any more.
     pub fn carry_forward(&mut self, before: Position, max_bytes: usize) -> CarriedForward {
         self.begin(Durability::Disk);
         let mut has_more = false;
-        // Also when nothing lives: what was counted goes on from there, and so do the positions.
+        // Even if nothing is live: counters and positions continue from there.
         self.record(&RecordEvent::Counters {
             numbers: self.state.numbers,
             grants: self.state.grants,
@@ -37,7 +36,7 @@ impl Broker {
             evicted: self.state.keys.evicted,
         });
         self.record_clocks();
-        // Those first whose bodies have been read.
+        // Messages whose bodies have been read go first.
         for (slot, body) in std::mem::take(&mut self.reading.carried) {
             let Some(base) = self.reading.carrying.remove(&slot) else {
                 continue;
@@ -46,7 +45,7 @@ impl Broker {
             if !self.state.is_current(base, &entity) {
                 self.state.live_bases.popped_stale();
             } else if self.state.messages[slot].is_ended() {
-                // It has ended while its body was being read.
+                // It ended while its body was being read.
                 self.carry_value(slot);
             } else {
                 self.carry_before(slot, before);
@@ -88,7 +87,7 @@ impl Broker {
         messages.body(slot).is_none() && messages.body_at(slot).length() > 0
     }
 
-    /// Writes the full state of one thing, and before it the things that it refers to.
+    /// Writes the full state of one thing, preceded by the things that it refers to.
     fn carry(&mut self, entity: Entity, before: Position) {
         let position = self.state.position;
         match entity {
@@ -142,7 +141,7 @@ impl Broker {
         self.state.live_bases.add(position, entity);
     }
 
-    /// Writes the value of a message that the broker has ended with others that are alike.
+    /// Writes the value of a message that the broker has ended, together with others that are alike.
     fn carry_value(&mut self, slot: u32) {
         let position = self.state.position;
         let messages = &mut self.state.messages;
@@ -202,8 +201,7 @@ impl Broker {
         }
     }
 
-    /// Writes the full state of a message, which is its base from now on. (Without its body, if that is
-    /// lost.)
+    /// Writes the full state of a message, which is its base from now on. (Without its body, if that is lost.)
     pub(crate) fn carry_message(&mut self, slot: u32, body: &[u8]) {
         let position = self.state.position;
         self.state.live_bytes -= self.state.messages.journal_bytes(slot);
@@ -227,7 +225,7 @@ impl Broker {
             writer.push(names, &RecordEvent::Noted { number, note });
         }
         if let Some(key) = messages.claim(slot).cloned()
-            // A failed job owns no key, and takes its own again when it is retried.
+            // A failed job owns no key, and takes its own back when it is retried.
             && (messages[slot].is_failed()
                 || self.state.keys.owner(&key) == Some(messages.handle(slot)))
             && !planted!("carry-no-claim")
@@ -282,7 +280,7 @@ impl Broker {
             },
         );
         if !session.is_forgotten {
-            // Without it a reader would take the session for one that was opened at that number.
+            // Without it, a reader would believe that the session was opened at that number.
             writer.push(
                 names,
                 &RecordEvent::Applied {
@@ -308,7 +306,7 @@ impl Broker {
         if let Some(at) = session.left_at {
             writer.push(names, &RecordEvent::SessionLeft { number, at });
         }
-        // Grants of before name the session, and may now stand before it; so they are told again.
+        // Earlier grants may now precede this session record, so repeat them.
         for slot in &session.leases {
             if let Some(lease) = self.state.messages.lease_state(*slot) {
                 writer.push(

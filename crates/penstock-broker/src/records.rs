@@ -1,21 +1,21 @@
-//! The bytes of a record: decisions, so that replay evaluates nothing.
+//! Records and their bytes. A record contains decisions, so that a replay decides nothing.
 //!
-//! A record is a header and then events until its end:
+//! A record is a header, and then events until its end:
 //!
 //! ```text
-//!     version   1 byte    2; records of version 1 are read as well
+//!     version   1 byte    2; records of version 1 can also be read
 //!     epoch     varint    of the broker that wrote it
 //!     time      varint    by its wall clock, in milliseconds
 //!     events              tag (1 byte), then fields
 //! ```
 //!
-//! Integers are LEB128 varints. Bytes and texts have their length before them. Three things are
-//! shorter for standing in one record, which is read from its start or not at all:
-//! a *name* is spelled out once and then referred to by its place among the names of the record;
-//! a *number* (of a message) and a *grant* are written as the zigzag difference to the one before.
+//! Integers are LEB128 varints. Bytes and texts are preceded by their length. A record is read from its start or not at
+//! all, which makes three things shorter: a *name* is spelled out once, and then referred to by its index among the
+//! names of the record; a *number* (of a message) and a *grant* are written as the zigzag difference from the previous
+//! one.
 //!
-//! Messages are referred to by number, sessions by theirs. A reference to something that is not known is
-//! not damage: the segment that held it was reclaimed, because the thing ended or was carried forward.
+//! Messages and sessions are referred to by number. A reference to something unknown is not damage: the segment that
+//! held it was reclaimed, because the thing had ended or was carried forward.
 
 use std::borrow::Cow;
 
@@ -39,8 +39,8 @@ pub(crate) use read::RecordReader;
 pub(crate) use write::RecordWriter;
 
 const VERSION: u8 = 2;
-/// First version. In its records failed jobs were messages of a queue called `dead`, and joins heard of their members
-/// from clients alone.
+/// First version. In its records failed jobs were messages of a queue called `dead`, and only clients reported members
+/// to joins.
 pub(crate) const FIRST_VERSION: u8 = 1;
 /// Most endings in one event.
 pub(crate) const ENDED_AT_ONCE: usize = 1024;
@@ -63,25 +63,25 @@ impl Record {
     }
 }
 
-/// Decision in the journal.
-// Events are made one at a time and borrowed by who writes them; a box would cost each message more than
-// the few words that are moved.
+/// A decision in the journal.
+// Events are made one at a time and borrowed by the writer; a box would cost each message more than moving these few
+// words.
 #[allow(clippy::large_enum_variant)]
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum RecordEvent<'a> {
-    /// Lower bounds of all later numbers, though the things that they counted are gone.
+    /// Lower bounds of all later numbers, even if the things that they counted are gone.
     Counters {
         numbers: u64,
         grants: u64,
         sessions: u64,
         evicted: u64,
     },
-    /// Time of the steady clock at the record's time: the wall's has been set since the journal last knew how
-    /// the two differ.
+    /// Steady time at the record's time: the wall clock has been set since the journal last knew the difference between
+    /// the two.
     ClockSet {
         steady: u64,
     },
-    /// Time of the machine's clock then; follows a `ClockSet`.
+    /// Time of the machine's clock at that moment; follows a `ClockSet`.
     ClockBoot {
         boot: Boot,
     },
@@ -93,7 +93,7 @@ pub(crate) enum RecordEvent<'a> {
         applied: u64,
         name: &'a str,
     },
-    /// The session's connection ended, at this time on the steady clock.
+    /// The session's connection closed, at this time on the steady clock.
     SessionLeft {
         number: u64,
         at: u64,
@@ -112,7 +112,7 @@ pub(crate) enum RecordEvent<'a> {
         seq: u64,
         receipt: Receipt,
     },
-    /// The full state of a message: a new one, or one that is carried forward.
+    /// Full state of a message: a new one, or one that is carried forward.
     Message {
         head: MessageHead,
         extras: Option<Cow<'a, Extras>>,
@@ -126,7 +126,7 @@ pub(crate) enum RecordEvent<'a> {
         source: u64,
         queue: Name,
     },
-    /// An error of an earlier attempt; follows the message it belongs to.
+    /// Error of an earlier attempt; follows the message that it belongs to.
     Noted {
         number: u64,
         note: &'a [u8],
@@ -136,22 +136,22 @@ pub(crate) enum RecordEvent<'a> {
         session: u64,
         grant: Grant,
     },
-    /// The message was handed back, to its place.
+    /// The message was returned to its place in the queue.
     Returned {
         number: u64,
         redelivered: bool,
     },
-    /// The message's worker died; it is back in its place, with one crash more.
+    /// The message's worker died. The message is back in its place, with one more crash.
     Crashed {
         number: u64,
         reason: &'a [u8],
     },
-    /// The message has killed its process, or another one of that process did. An event that ends its lease follows.
+    /// The message may have killed its process: its job ran there. An event that ends its lease follows.
     Suspected {
         number: u64,
         reason: &'a [u8],
     },
-    /// The worker of the message is asked to stop it: it ends with its lease.
+    /// The worker of the message is asked to stop it: the message ends with its lease.
     CancelAsked {
         number: u64,
         kill: bool,
@@ -165,7 +165,7 @@ pub(crate) enum RecordEvent<'a> {
     Settled {
         number: u64,
     },
-    /// The message is gone, and its job is not: a message or a join that follows takes its place.
+    /// The message is gone but its job is not: a message or a join that follows takes its place.
     Replaced {
         number: u64,
     },
@@ -193,10 +193,10 @@ pub(crate) enum RecordEvent<'a> {
     ClaimedUntilStart {
         number: u64,
         key: Key,
-        /// Time, on the steady clock, by which the messages that take each other's place are due.
+        /// Steady time by which messages that replace each other are due.
         latest: Option<u64>,
     },
-    /// The message gives up its key, though it has not ended: a failed join blocks it, or the key was its own until it started.
+    /// The message loses its key before it ends: a failed join blocks it, or it only had the key until it started.
     Unclaimed {
         number: u64,
     },
@@ -213,7 +213,7 @@ pub(crate) enum RecordEvent<'a> {
     MemberFailed {
         join: JoinId,
         index: u32,
-        /// Jobs at the root of that; at most [`UPSTREAM_IDS`].
+        /// Jobs that caused the failure; at most [`UPSTREAM_IDS`].
         causes: Cow<'a, [MessageId]>,
     },
     /// A member of the join was not needed.
@@ -221,21 +221,21 @@ pub(crate) enum RecordEvent<'a> {
         join: JoinId,
         index: u32,
     },
-    /// The join is over; the messages that it held are ready, or have ended by events of their own.
+    /// The join has ended. The messages that it held are ready, or have ended by events of their own.
     JoinEnded {
         join: JoinId,
         released: bool,
         /// New numbers of the messages that it held.
         renumbered: Option<Renumbered>,
-        /// Time of the release on the steady clock, where messages have times that begin with it.
+        /// Time of the release on the steady clock, if any messages have times that count from it.
         at: Option<u64>,
     },
-    /// The state of a join: a new one, or one that is carried forward.
+    /// State of a join: a new one, or one that is carried forward.
     JoinState {
         join: JoinId,
         count: u32,
         policy: JoinPolicy,
-        /// Time when a member failed, so that the held messages are blocked; on the steady clock.
+        /// Steady time at which a member failed, so that the held messages are blocked.
         over_at: Option<u64>,
         /// Members that have arrived, as (index / 64, bits).
         arrived: Cow<'a, [(u32, u64)]>,
@@ -247,23 +247,23 @@ pub(crate) enum RecordEvent<'a> {
         /// Time of the failure, on the steady clock.
         at: u64,
     },
-    /// A failed member is pending again: it was retried, or no longer is what blocked it.
+    /// A failed member is pending again: it was retried, or the failure that blocked it was.
     MemberRevived {
         join: JoinId,
         index: u32,
-        /// Jobs at the root of the failures that are left.
+        /// Jobs that caused the remaining failures.
         causes: Cow<'a, [MessageId]>,
     },
-    /// A join that was over is open again, and so is what it held.
+    /// A join that was over has reopened, with the messages that it holds.
     JoinReopened {
         join: JoinId,
     },
-    /// Members have come to an unsealed join.
+    /// Members have been added to an unsealed join.
     JoinGrown {
         join: JoinId,
         by: u32,
     },
-    /// No more members come to a join: all have come, or its workflow was cancelled.
+    /// No more members are added to a join: all have been, or its workflow was cancelled.
     JoinSealed {
         join: JoinId,
         count: u32,
@@ -275,12 +275,12 @@ pub(crate) enum RecordEvent<'a> {
         reason: Name,
         /// Time of their end, on the steady clock.
         at: u64,
-        /// Whether their values are there for as long as results are kept.
+        /// Whether their values are kept for as long as results are.
         kept: bool,
         /// Numbers of the messages, ascending; at most [`ENDED_AT_ONCE`].
         numbers: Cow<'a, [u64]>,
     },
-    /// A message has failed for good, and is kept as that.
+    /// A message has failed for good, and is kept as a failed job.
     Failed {
         number: u64,
         failure: Failing<'a>,
@@ -318,24 +318,24 @@ pub(crate) enum RecordEvent<'a> {
         queue: Name,
         limits: QueueLimits,
     },
-    /// The state of a workflow: a new one, or one that is carried forward.
+    /// State of a workflow: a new one, or one that is carried forward.
     WorkflowOpened {
         workflow: MessageId,
         head: WorkflowHead<'a>,
         progress: WorkflowProgress,
     },
-    /// What has become of a workflow so far; `None`: it is forgotten before its time.
+    /// Progress of a workflow; `None`: it is forgotten before its time.
     WorkflowChanged {
         workflow: MessageId,
         progress: Option<WorkflowProgress>,
     },
-    /// The state of a schedule: a new one, a changed one, or one that is carried forward.
+    /// State of a schedule: a new one, a changed one, or one that is carried forward.
     ScheduleSet {
         schedule: Cow<'a, ScheduleName>,
         head: Cow<'a, ScheduleHead>,
         progress: ScheduleProgress,
     },
-    /// Decisions on times of a schedule; stands with the job, if there is one. `None`: it is removed.
+    /// Decisions on times of a schedule, in the record of the job, if there is one. `None`: the schedule is removed.
     ScheduleFired {
         schedule: Cow<'a, ScheduleName>,
         progress: Option<ScheduleProgress>,
@@ -346,36 +346,37 @@ pub(crate) enum RecordEvent<'a> {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ScheduleHead {
     pub(crate) declared: Option<(SchedulePlan, AppRelease)>,
-    /// Stands above that.
+    /// Plan set by a person, which overrides the declared one.
     pub(crate) set: Option<SchedulePlan>,
     pub(crate) is_paused: bool,
-    /// Time that intervals count from, on the wall's clock.
+    /// Wall time from which intervals count.
     pub(crate) anchor: u64,
 }
 
 impl ScheduleHead {
-    /// Returns the plan that holds.
+    /// Returns the plan in effect.
     pub(crate) fn plan(&self) -> Option<&SchedulePlan> {
         let declared = self.declared.as_ref().map(|(plan, _)| plan);
         self.set.as_ref().or(declared)
     }
 }
 
-/// Progress of a schedule through its times, which are on the wall's clock.
+/// Progress of a schedule through its times, which are on the wall clock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ScheduleProgress {
-    /// Time up to which all is decided. Never runs backwards, whatever the clock does, but by a decision of its own.
+    /// Time up to which everything is decided. Never moves backwards, whatever the clock does, except by a decision of
+    /// its own.
     pub(crate) after: u64,
-    /// Last time that has had a job, and the job.
+    /// Last time that had a job, and the job.
     pub(crate) last: Option<(u64, MessageId)>,
-    /// Time whose job waits for the end of that one.
+    /// Time whose job waits for the end of the last one.
     pub(crate) queued: Option<u64>,
-    /// Last time that has had none, and why.
+    /// Last time without a job, and the reason.
     pub(crate) skipped: Option<(u64, Skipped)>,
     pub(crate) tally: ScheduleTally,
 }
 
-/// A workflow as its client has opened it.
+/// A workflow as its client opened it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WorkflowHead<'a> {
     pub(crate) name: &'a str,
@@ -386,7 +387,7 @@ pub(crate) struct WorkflowHead<'a> {
     pub(crate) parent: Option<MessageId>,
 }
 
-/// Counts of the jobs of a workflow that have ended, and its own end.
+/// Counts of the ended jobs of a workflow, and its own end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct WorkflowProgress {
     pub(crate) succeeded: u64,
@@ -395,14 +396,14 @@ pub(crate) struct WorkflowProgress {
     pub(crate) outcome: WorkflowState,
     /// Whether it was cancelled as a whole.
     pub(crate) is_cancelled: bool,
-    /// Time on the steady clock at which the last of its jobs ended that could run.
+    /// Steady time at which the last of its jobs that could run ended.
     pub(crate) ended_at: Option<u64>,
-    /// Set once its deadline has come: number below which its messages are cancelled. Zero if it had ended by then.
+    /// Set once its deadline has passed: number below which its messages are cancelled. Zero if it had already ended.
     pub(crate) overdue_before: Option<u64>,
 }
 
 impl WorkflowProgress {
-    /// Returns the outcome of a workflow that has ended, and of which no step has told one.
+    /// Returns the outcome of a workflow that ended without any step having set one.
     pub(crate) fn outcome_at_end(&self, blocked: u64) -> WorkflowState {
         match (self.failed + blocked, self.cancelled) {
             _ if self.is_cancelled => WorkflowState::Cancelled,
@@ -413,20 +414,20 @@ impl WorkflowProgress {
     }
 }
 
-/// Fields of a join that few have.
+/// Fields that few joins have.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct JoinProgress<'a> {
     /// Number of members that have failed.
     pub(crate) failures: u32,
-    /// Whether it has released what it held, and is here for its members' values.
+    /// Whether it has released the messages it held, and exists only for its members' values.
     pub(crate) is_released: bool,
-    /// Jobs at the root of the failures, at most [`UPSTREAM_IDS`].
+    /// Jobs that caused the failures; at most [`UPSTREAM_IDS`].
     pub(crate) causes: Cow<'a, [MessageId]>,
-    /// Outcomes that some of the members are to have, by ascending index.
+    /// Expected outcomes other than success, by ascending member index.
     pub(crate) expects: Cow<'a, [(u32, Outcome)]>,
     /// Whether a member was not needed.
     pub(crate) has_needless: bool,
-    /// Whether what it holds is not needed.
+    /// Whether the messages that it holds are not needed.
     pub(crate) is_needless: bool,
     /// Places of the join in others.
     pub(crate) then: Cow<'a, [Member]>,
@@ -434,20 +435,20 @@ pub(crate) struct JoinProgress<'a> {
     pub(crate) unsealed: Option<Growth>,
 }
 
-/// An unsealed join's growth, and whose end would end it.
+/// Growth of an unsealed join, and the creator whose end would end it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Growth {
     pub(crate) workflow: MessageId,
-    /// Number of the creator's session; 0: the join has failed, or its workflow was cancelled, before all had come, and
-    /// no more may.
+    /// Number of the creator's session; 0 if the join failed, or its workflow was cancelled, before all members were
+    /// added. No more may be added then.
     pub(crate) session: u64,
-    /// Number of the grant under which the creating job runs; 0: no job does.
+    /// Number of the grant under which the creating job runs; 0 if no job created it.
     pub(crate) grant: u64,
-    /// Number of members that have come.
+    /// Number of members added so far.
     pub(crate) members: u32,
 }
 
-/// State of a message apart from its body and notes.
+/// State of a message, without its body and notes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MessageHead {
     pub(crate) number: u64,
@@ -458,7 +459,7 @@ pub(crate) struct MessageHead {
     pub(crate) max_deliveries: u8,
     pub(crate) crashes: u8,
     pub(crate) redelivered: bool,
-    /// Whether it was published to other queues as well.
+    /// Whether it was also published to other queues.
     pub(crate) has_copies: bool,
     pub(crate) attempt: u32,
     pub(crate) generation: u32,
@@ -469,7 +470,7 @@ pub(crate) struct MessageHead {
     pub(crate) state: RecordedState,
 }
 
-/// End of a message that was not run to its end.
+/// How a message ended that was not run to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub(crate) enum UnrunCause {
@@ -480,7 +481,7 @@ pub(crate) enum UnrunCause {
     Cancelled = 3,
     /// The join that held it has failed.
     Blocked = 4,
-    /// It waited for a failure that did not come, which whoever waits for it hears.
+    /// It waited for a failure that did not happen. Everything that waits for it learns that.
     NotNeeded = 5,
 }
 
@@ -498,10 +499,10 @@ impl UnrunCause {
 /// Why and when a message failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Failing<'a> {
-    /// Number from now on: failed jobs are in the order of these.
+    /// Its new number: failed jobs are in the order of these.
     pub(crate) to: u64,
     pub(crate) crashed: bool,
-    /// Whether its queue is not known: it failed under a broker of format 1.
+    /// Whether its queue is unknown, because it failed under a broker of format 1.
     pub(crate) is_displaced: bool,
     pub(crate) class: Name,
     pub(crate) message: &'a str,
@@ -512,7 +513,7 @@ pub(crate) struct Failing<'a> {
     pub(crate) at: u64,
 }
 
-/// The run that a result came from.
+/// The run that produced a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RunHead {
     pub(crate) queue: Name,
@@ -521,30 +522,30 @@ pub(crate) struct RunHead {
     pub(crate) ended_at: WallMs,
 }
 
-/// An operation on many messages: it is decided at once, and done step by step.
+/// An operation on many messages: decided at once, and done in steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mark {
     pub(crate) number: u64,
     pub(crate) what: MarkedFor,
-    /// Number below which messages are meant.
+    /// Number below which messages are covered.
     pub(crate) before: u64,
     pub(crate) queue: Option<Name>,
     pub(crate) task: Option<Name>,
     pub(crate) workflow: Option<MessageId>,
     pub(crate) class: Option<Name>,
     pub(crate) fingerprint: Option<u64>,
-    /// Earliest time of the failure, on the wall's clock.
+    /// Earliest wall time of the failure.
     pub(crate) failed_from: Option<u64>,
     pub(crate) failed_before: Option<u64>,
     /// Queue to which retried jobs go.
     pub(crate) target: Option<Name>,
     pub(crate) reason: Name,
-    /// Treatment of running jobs by a cancellation.
+    /// How a cancellation treats running jobs.
     pub(crate) running: OnRunning,
 }
 
 impl Mark {
-    /// Whether it is for the messages of whole workflows.
+    /// Whether it covers the messages of whole workflows.
     pub(crate) fn is_for_workflows(&self) -> bool {
         self.workflow.is_some() || self.what == MarkedFor::Overdue
     }
@@ -563,7 +564,7 @@ pub(crate) enum MarkedFor {
     Cancel = 1,
     Retry = 2,
     Drop = 3,
-    /// Cancels the messages of all workflows whose deadlines have come.
+    /// Cancels the messages of all workflows whose deadlines have passed.
     Overdue = 4,
 }
 
@@ -576,7 +577,7 @@ impl MarkedFor {
         Self::Overdue,
     ];
 
-    /// Whether it cancels messages, and asks running ones to stop.
+    /// Whether it cancels messages, and asks the workers of running ones to stop.
     pub(crate) fn is_cancellation(self) -> bool {
         matches!(self, Self::Cancel | Self::Overdue)
     }
@@ -603,7 +604,7 @@ pub(crate) struct KeptEnd {
     pub(crate) at: u64,
 }
 
-/// State of a message, and the data that goes with it.
+/// State of a message, and the data that belongs to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RecordedState {
     Ready,
@@ -612,7 +613,7 @@ pub(crate) enum RecordedState {
     Leased { session: u64, grant: Grant },
 }
 
-/// Numbers that follow each other, and the first of those that take their place.
+/// Consecutive numbers, and the first of those that replace them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Renumbered {
     pub(crate) first: u64,
@@ -635,18 +636,18 @@ pub(crate) struct Grant {
     pub(crate) started_at: WallMs,
 }
 
-/// Changes of a move.
+/// Changes made by a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Change<'a> {
-    /// Number from now on, which is its place among others.
+    /// Its new number, which is its place among others.
     pub(crate) to: u64,
     pub(crate) queue: Name,
     pub(crate) due: Option<ClockTime>,
     pub(crate) next_attempt: bool,
     pub(crate) crashed: bool,
-    /// Whether its lease ended without an outcome: it is redelivered if it was before.
+    /// Whether its lease ended without an outcome: it counts as redelivered if it already did before.
     pub(crate) redelivered: bool,
-    /// Whether the ended delivery had been sent, so that it is redelivered anyway.
+    /// Whether the ended delivery had been sent, so that it counts as redelivered anyway.
     pub(crate) was_sent: bool,
     pub(crate) note: Option<&'a [u8]>,
     pub(crate) expires_at: Option<ClockTime>,
@@ -723,7 +724,7 @@ mod has {
     pub(super) const RESULT: u8 = 2;
     pub(super) const HISTORY: u8 = 4;
     pub(super) const REDELIVERED: u8 = 8;
-    /// Two bits: the place.
+    /// The state, in two bits.
     pub(super) const STATE_SHIFT: u8 = 4;
     pub(super) const READY: u8 = 0;
     pub(super) const DELAYED: u8 = 1;
@@ -756,7 +757,7 @@ mod also {
     pub(super) const KNOWN: u64 = (1 << 16) - 1;
 }
 
-/// Flags of the times that begin with a release, and of the fields that follow.
+/// Flags of the times that count from a release, and of the fields that follow.
 mod later {
     pub(super) const AFTER: u8 = 1;
     pub(super) const AT: u8 = 2;
@@ -784,7 +785,7 @@ mod marked {
     pub(super) const RUNNING: u8 = 128;
 }
 
-/// Flag next to what a `Marked` is for: a workflow follows.
+/// Flag next to the purpose of a `Marked`: a workflow follows.
 const MARKED_WORKFLOW: u8 = 128;
 
 /// Flags of a `JoinState`, and of its fields that follow.
@@ -796,7 +797,7 @@ mod join {
     pub(super) const FAILURES: u8 = 16;
     pub(super) const THEN: u8 = 32;
     pub(super) const RESULT: u8 = 64;
-    /// Further flags follow behind those fields: see `also_join`.
+    /// Further flags follow after those fields: see `also_join`.
     pub(super) const ALSO: u8 = 128;
 }
 
@@ -818,7 +819,7 @@ mod opened {
 
 /// Flags of the progress of a workflow, and of its fields that follow.
 mod changed {
-    /// Three bits: the outcome.
+    /// The outcome, in three bits.
     pub(super) const OUTCOME: u8 = 7;
     pub(super) const ENDED: u8 = 8;
     pub(super) const COUNTS: u8 = 16;
@@ -879,7 +880,7 @@ mod limited {
     pub(super) const DROP_OLDEST: u8 = 4;
 }
 
-/// Why bytes are not a record.
+/// Reason why bytes are not a record.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
     #[error("it ends within an event, at byte {at}")]

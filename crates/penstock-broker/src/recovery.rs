@@ -18,7 +18,7 @@ use crate::table::by_number::SlotsByNumber;
 use crate::timers::Timer;
 use crate::{Broker, BrokerOptions, Now, Position};
 
-/// Takes every record of the journal, in order, and becomes the broker that wrote them.
+/// Reads every record of the journal, in order, and becomes the broker that wrote them.
 ///
 /// ```text
 ///     let mut recovery = Recovery::new(options);
@@ -36,23 +36,23 @@ pub struct Recovery {
     clocks: KnownClocks,
     /// Last grant, as (epoch, number).
     last_grant: (u32, u64),
-    /// Messages that were asked to stop.
+    /// Messages whose workers were asked to stop them.
     asked: Vec<Handle>,
-    /// Messages that joins held and whose full state came again: their joins still list them.
+    /// Messages held by joins whose full state appeared again: their joins still list them.
     listed: BTreeSet<Handle>,
-    /// Joins that were opened again, of which some members may still be to hear of it.
+    /// Reopened joins, some of whose members may not have learned of it.
     reopened: Vec<JoinId>,
-    /// Whether no record of a later format than the first has been read yet.
+    /// Whether every record so far has the first format.
     is_first_format: bool,
 }
 
-/// The queue in which a broker of format 1 kept failed jobs.
+/// Queue in which a broker of format 1 kept failed jobs.
 const FIRST_FORMAT_FAILED: &str = "dead";
 /// Time for which it kept them.
 const FIRST_FORMAT_FAILED_MS: u64 = 30 * 24 * 60 * 60 * 1000;
 
-/// A record that this program can't read. The journal's checksums hold, so it was written so: by a
-/// newer program, or by one with a fault. Nothing is served from such a journal.
+/// A record that this program can't read. The journal's checksums hold, so it was written that way: by a newer program,
+/// or by one with a bug. No broker serves such a journal.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReplayError {
     #[error("the journal's record {position} can't be read: {error}", position = position.0)]
@@ -66,7 +66,7 @@ pub enum ReplayError {
 
 impl Recovery {
     pub fn new(options: BrokerOptions) -> Self {
-        // What is read back when it is handed out need not be kept now.
+        // Bodies that can be read back at the hand-out need not be kept now.
         let mut state = BrokerState::new(SeededState::new(options.hash_seed));
         state.resident_limit = options.resident_bodies_bytes.map(|_| 0);
         state.failed_kept_ms = options.failed_kept_ms;
@@ -107,7 +107,7 @@ impl Recovery {
             match &event {
                 RecordEvent::ClockSet { steady } => self.clocks.set(reader.time, *steady),
                 RecordEvent::ClockBoot { boot } => self.clocks.began(*boot, reader.time),
-                // It is the last thing of its event.
+                // The body is the last part of its event.
                 RecordEvent::Message { body, .. } if body.len() <= BodyAt::CAP_BYTES => {
                     body_at = BodyAt::new(reader.at() - body.len(), body.len());
                 }
@@ -136,7 +136,7 @@ impl Recovery {
             self.apply(event, body_at);
         }
         self.state.newly_unserved.clear();
-        // Of what follows from them the journal tells in events of their own.
+        // The journal states the consequences in events of their own.
         self.state.reported.clear();
         self.state.inherited.clear();
         self.state.workflows.forget_touched();
@@ -146,8 +146,8 @@ impl Recovery {
         Ok(())
     }
 
-    /// Returns the broker. `epoch` is the one that this start writes under: higher than the last if that did not end in
-    /// order. Leases that were out are held back for one heartbeat, for their sessions to return.
+    /// Returns the broker. `epoch` is the one under which this start writes: higher than the last if that did not end
+    /// cleanly. Leases that were held are kept for one heartbeat, so that their sessions can return.
     pub fn finish(mut self, now: Now, epoch: u32) -> Broker {
         assert!(
             epoch >= self.epoch,
@@ -157,14 +157,14 @@ impl Recovery {
         self.state.resident_limit = self.options.resident_bodies_bytes;
         self.leave_first_format();
         let asked = self.asked_and_not_leased();
-        // What it takes is free for what is built next.
+        // Frees its memory for the structures that are built next.
         drop(std::mem::take(&mut self.slots));
         self.state.messages.enter_deferred_ids();
         let clocks = Clocks::resume(now, &self.clocks);
         self.state.release_orphans();
         if epoch > self.epoch {
-            // A grant whose record was lost may have run it. Not one of a message that may be
-            // delivered only once: that waits for its grant to be safe.
+            // A grant whose record was lost may have run it. This excludes messages that may be delivered only once:
+            // they wait for their grant to be safe.
             self.state.messages.may_have_run();
         }
         let away: Vec<u32> = self.state.sessions.iter().map(|(index, _)| index).collect();
@@ -204,7 +204,8 @@ impl Recovery {
         broker
     }
 
-    /// Returns the messages that were asked to stop and that nobody runs: a journal that was repaired has lost their leases.
+    /// Returns the messages whose workers were asked to stop them and that none runs: a repaired journal has lost their
+    /// leases.
     fn asked_and_not_leased(&self) -> Vec<Handle> {
         let messages = &self.state.messages;
         let waits = |message: &Handle| {
@@ -214,8 +215,8 @@ impl Recovery {
         self.asked.iter().copied().filter(waits).collect()
     }
 
-    /// Converts failed jobs of a broker of format 1, which were messages of a queue.
-    /// Others may have been published to a queue of that name, and stay there.
+    /// Converts failed jobs of a broker of format 1, which were messages of a queue. Messages that clients published to
+    /// a queue of that name stay there.
     fn leave_first_format(&mut self) {
         if !std::mem::take(&mut self.is_first_format) {
             return;
@@ -236,8 +237,8 @@ impl Recovery {
         }
     }
 
-    /// Applies an event. Unknown things are skipped: the segment with them was reclaimed, because they had ended
-    /// or because their full state comes later.
+    /// Applies an event. Events on unknown things are skipped: their segment was reclaimed, because they had ended or
+    /// because their full state comes later.
     fn apply(&mut self, event: RecordEvent<'_>, body_at: BodyAt) {
         let state = &mut self.state;
         match event {
@@ -265,7 +266,7 @@ impl Recovery {
                 let session = &mut state.sessions[index];
                 session.judged_in = self.epoch;
                 session.restore(applied);
-                // Opened at a number that its client had used before, and nothing has come of it since.
+                // It was opened at a number that its client had used before, and has decided nothing since.
                 session.is_forgotten |= is_new && applied > 0;
             }
             RecordEvent::SessionLeft { number, at } => {
@@ -316,7 +317,7 @@ impl Recovery {
                 if let EntryState::Held(join) = state.messages.state(slot)
                     && self.listed.contains(&state.messages.handle(slot))
                 {
-                    // It most often has the slot that it had.
+                    // It usually has the same slot as before.
                     state.joins.list_once(&join);
                 }
             }
@@ -447,7 +448,7 @@ impl Recovery {
             }
             RecordEvent::Revived { number, to, queue } => {
                 state.numbers = state.numbers.max(to);
-                // In a journal that was repaired, it may not have failed.
+                // According to a repaired journal, it may not have failed.
                 if let Some(slot) = self.slots.of(number)
                     && state.messages[slot].is_failed()
                 {
@@ -472,7 +473,7 @@ impl Recovery {
             }
             RecordEvent::KeptDropped { numbers } => {
                 for number in numbers.iter() {
-                    // In a journal that was repaired, its end may be missing.
+                    // A repaired journal may lack its end.
                     if let Some(slot) = self.slots.of(*number)
                         && state.messages[slot].is_ended()
                     {
@@ -612,8 +613,7 @@ impl Recovery {
                     }
                 }
                 if !released {
-                    // What it held has ended before that; in a journal that was repaired, those records
-                    // may be gone.
+                    // The messages that it held have ended before that, but a repaired journal may lack those records.
                     for number in state.still_held(&join) {
                         if let Some(slot) = self.slots.take(number) {
                             state.stop_reading(slot);
@@ -657,7 +657,7 @@ impl Recovery {
 }
 
 impl BrokerState {
-    /// Forgets a message whose full state comes again, or the value that is left of one.
+    /// Forgets a message whose full state appears again, or an ended one's value.
     fn forget(&mut self, slot: u32) {
         match self.messages[slot].is_ended() {
             true => self.drop_ended(slot),
@@ -668,7 +668,7 @@ impl BrokerState {
         }
     }
 
-    /// Whether a message of the queue for failed jobs of format 1 was put there because it had failed.
+    /// Whether a message of format 1's queue for failed jobs was put there because it had failed.
     fn has_failed_before(&self, slot: u32) -> bool {
         let entry = &self.messages[slot];
         let expires = self.messages.expires_at(slot).map(|when| when.at);
@@ -721,7 +721,7 @@ impl BrokerState {
         );
     }
 
-    /// Sets the timers of a session that has no connection.
+    /// Sets the timers of a session without a connection.
     pub(crate) fn wait_for_session(
         &mut self,
         session: u32,

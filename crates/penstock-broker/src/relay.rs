@@ -1,12 +1,11 @@
-//! Questions from one client to another: people ask a worker, and the broker passes on what it does not read.
+//! Relays questions from one client to another: people ask a worker, and the broker passes the questions on unread.
 //!
 //! ```text
 //!     Query::Ask ─▶ Output::Asks ─▶ the worker ─▶ Input::Reply ─▶ Answer::Asked
 //! ```
 //!
-//! Nothing of it is journaled: a question ends with either connection, with the patience of its asker, and with the broker. So
-//! every question is answered once, and what is kept of it is bounded: in number by worker, by asker and in all, and
-//! in bytes.
+//! None of this is journaled: a question ends with either connection, when its time runs out, and with the broker. So
+//! every question is answered once, and memory is bounded: in number by worker, by asker and in total, and in bytes.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -18,20 +17,20 @@ use crate::{Broker, ConnId};
 
 /// Most questions under way to one worker.
 const ASKS_PER_WORKER: usize = 4;
-/// Most questions under way from one client, and in all.
+/// Most questions under way from one client, and in total.
 const ASKS_PER_CLIENT: usize = 16;
 const MOST_ASKS: usize = 256;
-/// Most bytes of questions that have not left for their workers.
+/// Most bytes of questions that have not yet been sent to their workers.
 const MOST_WAITING_BYTES: usize = 64 << 20;
 
 #[derive(Debug, Default)]
 pub(crate) struct Relay {
-    /// By their numbers.
+    /// Questions under way, by their numbers.
     asks: BTreeMap<u64, UnderWay>,
     numbers: u64,
-    /// Times on the monotonic clock, and numbers.
+    /// Deadlines on the monotonic clock, with the numbers of their questions.
     deadlines: BTreeSet<(u64, u64)>,
-    /// Bytes of the questions that have not left.
+    /// Bytes of the questions that have not been sent.
     waiting_bytes: usize,
     /// Workers that are connected and have reported.
     workers: BTreeSet<(String, ConnId)>,
@@ -40,11 +39,11 @@ pub(crate) struct Relay {
 #[derive(Debug)]
 struct UnderWay {
     from: ConnId,
-    /// The asker's own number for it.
+    /// Id that the asker gave the question.
     id: u64,
     to: ConnId,
     deadline_ms: u64,
-    /// Until it leaves.
+    /// Content of the question, until it is sent.
     question: Option<Bytes>,
 }
 
@@ -53,7 +52,7 @@ impl Relay {
         self.deadlines.first().map(|(at, _)| *at)
     }
 
-    /// Takes the next question of those that wait to be sent: one at a time, as each may fill a frame.
+    /// Takes the next waiting question to send: one at a time, since each may fill a frame.
     pub(crate) fn take(&mut self, waiting: &mut VecDeque<u64>) -> Vec<Ask> {
         while let Some(id) = waiting.pop_front() {
             let question = self.asks.get_mut(&id).and_then(|ask| ask.question.take());
@@ -87,7 +86,7 @@ impl Relay {
         found.map(|(number, _)| *number).collect()
     }
 
-    /// Returns the worker of this name.
+    /// Returns the worker with this name.
     fn worker(&self, name: &str) -> Result<ConnId, NoReply> {
         let from = (name.to_owned(), ConnId(0));
         let mut found = self.workers.range(from..);
@@ -102,7 +101,7 @@ impl Relay {
         }
     }
 
-    /// Whether one more question of so many bytes may be under way.
+    /// Whether one more question of this size may be under way.
     fn has_room(&self, from: ConnId, to: ConnId, bytes: usize) -> bool {
         let asks = self.asks.values();
         let (mut of_client, mut of_worker) = (0, 0);
@@ -118,7 +117,7 @@ impl Relay {
 }
 
 impl Broker {
-    /// Notes what a worker says of itself. From its first report on it can be asked.
+    /// Notes a worker's report on itself. From its first report on, the worker can be asked.
     pub(crate) fn note_report(&mut self, conn: ConnId, report: WorkerReport) {
         let Some(connection) = self.connections.get_mut(&conn) else {
             return;
@@ -151,7 +150,7 @@ impl Broker {
             question: Some(query.question.clone()),
         });
         if let Some(worker) = self.connections.get_mut(&to) {
-            // Those that are over may be many, where the worker reads nothing.
+            // Many of them may be over if the worker does not read.
             let relay = &self.relay;
             worker.asks.retain(|ask| relay.asks.contains_key(ask));
             worker.asks.push_back(number);
@@ -176,7 +175,7 @@ impl Broker {
         }
     }
 
-    /// Handles a worker's reply. One that nobody waits for any more is dropped.
+    /// Handles a worker's reply. Drops it if nobody waits for it any more.
     pub(crate) fn reply(&mut self, conn: ConnId, number: u64, reply: Bytes) {
         let is_its_own = |ask: &UnderWay| ask.to == conn && ask.question.is_none();
         if !self.relay.asks.get(&number).is_some_and(is_its_own) {
@@ -189,7 +188,7 @@ impl Broker {
         self.end_ask(number, outcome);
     }
 
-    /// Ends the questions whose patience is over.
+    /// Ends the questions whose time has run out.
     pub(crate) fn end_late_asks(&mut self) {
         let now = self.clocks.mono();
         while let Some((_, number)) = self.relay.deadlines.first().filter(|(at, _)| *at <= now) {
@@ -197,7 +196,7 @@ impl Broker {
         }
     }
 
-    /// Ends the questions from and to a connection that is gone.
+    /// Ends the questions from and to a closed connection.
     pub(crate) fn drop_asks(&mut self, conn: ConnId, session: u32) {
         for number in self.relay.numbers_where(|ask| ask.from == conn) {
             self.relay.remove(number);
@@ -217,7 +216,7 @@ impl Broker {
 
     fn answer_ask(&mut self, conn: ConnId, id: u64, outcome: Result<Bytes, NoReply>) {
         let answer = Box::new(Answer::Asked(outcome));
-        // Nothing rests on it.
+        // The answer depends on no record.
         self.effect(SafeAfter::default(), Effect::Answer { conn, id, answer });
     }
 }

@@ -1,15 +1,15 @@
-//! Schedules: the broker makes their jobs itself, so there is nobody else whose clock or death could matter.
+//! Schedules. The broker itself makes their jobs, so no other process's clock or death matters.
 //!
-//! Each of a schedule's times is decided once: it has a job, or is skipped, or was missed. The decision is one record with
-//! the job, if there is one, and with [`ScheduleProgress::after`], up to which all is decided from then on. So a broker that
-//! is killed decides a time again exactly if nobody can have seen the job.
+//! Each of a schedule's times is decided once: it has a job, is skipped, or was missed. The decision is one record. It
+//! contains the job, if there is one, and [`ScheduleProgress::after`], the time up to which everything is then decided.
+//! So a killed broker decides a time again only if no client can have seen the job.
 //!
 //! ```text
 //!     timer, start, end of the last job ──► pending ──► a step: one decision for each, again while more times are due
 //! ```
 //!
-//! Times follow the wall's clock. If that is set back, times that were decided do not come again; if it is set forward, the
-//! times between were missed, and the schedule's policy says how many are caught up with.
+//! Times follow the wall clock. If it is set back, decided times do not recur. If it is set forward, the times in
+//! between were missed, and the schedule's policy says how many of them to catch up.
 
 mod runs;
 
@@ -35,13 +35,13 @@ use crate::{Broker, Position};
 
 /// Most schedules of a broker.
 const SCHEDULES_CAP: usize = 10_000;
-/// Most bytes of the body of a schedule's jobs, which stays in memory for as long as the schedule is there.
+/// Most bytes of the body of a schedule's jobs, which stays in memory as long as the schedule exists.
 const BODY_CAP_BYTES: usize = 256 << 10;
-/// Lateness up to which a time counts as kept, and no policy is asked.
+/// Lateness up to which a time counts as kept, without asking a policy.
 const ON_TIME_MS: u64 = 60_000;
 /// Time after which a schedule that could not make a job tries again.
 const AGAIN_MS: u64 = 5_000;
-/// Distance of a decided time from the present one at which the clock was wrong then, and not now.
+/// Distance between a decided time and the present at which the clock must have been wrong then.
 const CLOCK_WAS_WRONG_MS: u64 = 24 * 60 * 60 * 1000;
 /// Most schedules on a page.
 const LISTED: usize = 500;
@@ -56,7 +56,7 @@ pub(crate) struct Schedules {
     /// Schedules by their numbers.
     numbers: BTreeMap<u32, ScheduleName>,
     last_number: u32,
-    /// Schedules to look at.
+    /// Schedules to review.
     pending: BTreeSet<u32>,
     /// Last jobs of the schedules.
     last_jobs: SeededMap<MessageId, u32>,
@@ -66,12 +66,12 @@ pub(crate) struct Schedules {
 struct Schedule {
     head: ScheduleHead,
     progress: ScheduleProgress,
-    /// Number among all that were set, which tells it from another one of its name.
+    /// Number that distinguishes it from other schedules of its name.
     number: u32,
     base: Position,
-    /// Its times, read when they are first wanted; an error: this program can't read them.
+    /// Its times, read when they are first needed; an error if this program can't read them.
     calendar: Option<Result<Calendar, String>>,
-    /// Time on the wall's clock for which a timer is set.
+    /// Wall time for which a timer is set.
     timer: Option<u64>,
     runs: Runs,
 }
@@ -104,7 +104,7 @@ fn seed(name: &ScheduleName) -> u64 {
     seed_of(&[&name.app, &name.name])
 }
 
-/// Returns the id of a time's job: the same, whoever works it out.
+/// Returns the id of a time's job, which is the same each time it is computed.
 fn job_of(seed: u64, time: u64) -> MessageId {
     let (first, second) = (mix(seed ^ mix(time)), mix(mix(seed) ^ time));
     let mut random = [0; 10];
@@ -136,12 +136,12 @@ impl Schedules {
         self.all.len()
     }
 
-    /// Counts the bytes that all of them take in the journal.
+    /// Counts the journal bytes of all schedules.
     pub(crate) fn journal_bytes(&self) -> u64 {
         self.all.values().map(Schedule::journal_bytes).sum()
     }
 
-    /// Returns a number that no schedule has. (A timer holds it, and would take more room for a longer one.)
+    /// Returns a number that no schedule has. (A timer stores it, and would take more room for a longer one.)
     fn next_number(&mut self) -> u32 {
         loop {
             self.last_number = self.last_number.wrapping_add(1);
@@ -155,12 +155,12 @@ impl Schedules {
         !self.pending.is_empty()
     }
 
-    /// Has all of them looked at: the clock was set, or there is space again.
+    /// Schedules a review of all of them: the clock was set, or there is space again.
     pub(crate) fn review(&mut self) {
         self.pending.extend(self.numbers.keys());
     }
 
-    /// Has a schedule looked at whose timer has fired.
+    /// Schedules a review of the schedule whose timer has fired.
     pub(crate) fn wake(&mut self, number: u32, at: u64) {
         if !self.awaits(number, at) {
             return;
@@ -186,7 +186,7 @@ impl Schedules {
         schedule.is_some_and(|schedule| schedule.base == base)
     }
 
-    /// Has the schedule looked at whose last job this was.
+    /// Schedules a review of the schedule whose last job this was.
     pub(crate) fn job_ended(&mut self, id: &MessageId) {
         if self.await_jobs()
             && let Some(number) = self.last_jobs.get(id)
@@ -195,7 +195,7 @@ impl Schedules {
         }
     }
 
-    /// Whether the end of any job means something to a schedule.
+    /// Whether the end of any job matters to a schedule.
     pub(crate) fn await_jobs(&self) -> bool {
         !self.last_jobs.is_empty()
     }
@@ -232,7 +232,7 @@ impl BrokerState {
         self.change_schedule(name, progress);
     }
 
-    /// Sets how far a schedule has come.
+    /// Sets the progress of a schedule.
     pub(crate) fn change_schedule(&mut self, name: &ScheduleName, progress: ScheduleProgress) {
         let schedules = &mut self.schedules;
         let Some(schedule) = schedules.all.get_mut(name) else {
@@ -262,7 +262,7 @@ impl BrokerState {
         }
     }
 
-    /// Whether the job has not ended: it waits, runs, is to be retried, or a group runs in its place.
+    /// Whether the job has not ended: it waits, runs, will be retried, or a group runs in its place.
     fn is_unfinished(&self, id: &MessageId) -> bool {
         let messages = &self.messages;
         messages.copies(id).any(|slot| !messages[slot].is_failed())
@@ -293,11 +293,11 @@ impl BrokerState {
     }
 }
 
-/// Outcome of a look at a schedule.
+/// Outcome of the review of a schedule.
 enum Looked {
     /// Something was decided, and there may be more.
     Decided,
-    /// Nothing is to be done before this time on the wall's clock.
+    /// Nothing needs to be done before this wall time.
     Wait(Option<u64>),
 }
 
@@ -315,14 +315,14 @@ impl Broker {
         due.min()
     }
 
-    /// Whether a time of a schedule is due and not decided.
+    /// Whether a time of a schedule is due and undecided.
     pub fn has_due_schedule(&mut self) -> bool {
         let now = self.clocks.wall();
         self.next_scheduled().is_some_and(|due| due <= now)
     }
 
-    /// Returns the milliseconds until the next time at which something may be due: for a double for tests, whose clock
-    /// goes from one to the next. What is due already and could not be done, for want of space, is passed over.
+    /// Returns the milliseconds until the next time at which something may be due. For a test double, whose clock jumps
+    /// from one such time to the next. Skips work that is already due but waits for space.
     pub fn next_on_clock_ms(&mut self) -> Option<u64> {
         let wall = self.clocks.wall();
         let scheduled = self.next_scheduled().map(|due| due.saturating_sub(wall));
@@ -331,7 +331,7 @@ impl Broker {
         all.filter(|ms| *ms > 0).min()
     }
 
-    /// Returns a number that is another one once a schedule has made a job, or a delayed one has become ready.
+    /// Returns a number that changes when a schedule has made a job or a delayed job has become ready.
     pub fn clock_progress(&self) -> u64 {
         let all = self.state.schedules.all.values();
         let made: u64 = all.map(|schedule| schedule.progress.tally.fired).sum();
@@ -342,7 +342,7 @@ impl Broker {
         self.state.schedules.review();
     }
 
-    /// Makes the jobs of times that have come, and decides on those that were missed.
+    /// Makes the jobs of times that have come, and decides on times that were missed.
     pub(crate) fn step_schedules(&mut self) {
         while self.step_size() >= EVENTS
             && let Some(number) = self.state.schedules.pending.pop_first()
@@ -350,7 +350,7 @@ impl Broker {
             let Some(name) = self.state.schedules.numbers.get(&number).cloned() else {
                 continue;
             };
-            // Before the next job takes the place of the last.
+            // Before the next job replaces the last.
             self.watch_run(&name);
             match self.review_schedule(&name) {
                 Looked::Decided => {
@@ -366,7 +366,7 @@ impl Broker {
         }
     }
 
-    /// Notes the end of the last job's run, or names it if it hangs. Returns the time on the wall's clock for another look.
+    /// Notes the end of the last job's run, or reports it if it hangs. Returns the wall time of the next check.
     fn watch_run(&mut self, name: &ScheduleName) -> Option<u64> {
         let now = self.clocks.steady();
         let schedule = self.state.schedules.all.get(name)?;
@@ -394,8 +394,8 @@ impl Broker {
         look_at.map(|at| self.clocks.wall_at(at))
     }
 
-    /// Returns the time on the steady clock at which a job that has not ended came to its worker; `None`: it waits. Of a group
-    /// that runs in its place, 0.
+    /// Returns the steady time at which an unfinished job reached its worker; `None` if it waits; 0 if a group runs in
+    /// its place.
     fn begun_at(&self, id: &MessageId) -> Option<u64> {
         let messages = &self.state.messages;
         let mut copies = messages.copies(id).peekable();
@@ -485,7 +485,7 @@ impl Broker {
         Looked::Decided
     }
 
-    /// Makes the job of a time that is kept, unless an earlier job is in its way. Returns the job.
+    /// Makes the job of a kept time, unless an earlier job is in its way. Returns the job.
     fn reach_schedule(
         &mut self,
         name: &ScheduleName,
@@ -561,7 +561,7 @@ impl Broker {
         progress.tally.fired += 1;
         progress.last = Some((time, job));
         self.decide_schedule(name, *progress);
-        // A clock that was far wrong may bring a time again whose job is still there.
+        // A clock that was far wrong may repeat a time whose job still exists.
         if !self.state.messages.holds(&job) {
             message.id = job;
             self.publish(&queues, &mut message, None, None, false);
@@ -590,7 +590,7 @@ impl Broker {
         }
     }
 
-    /// Whether a step makes sense. (The names and the message in it were checked.)
+    /// Checks whether a step makes sense. (Its names and message were already checked.)
     pub(crate) fn check_schedule(
         &self,
         name: &ScheduleName,
@@ -675,7 +675,7 @@ impl Broker {
         }
     }
 
-    /// Applies a step that was checked. Returns the job of one that has made one.
+    /// Applies a step that was checked. Returns the job, if the step has made one.
     pub(crate) fn schedule(
         &mut self,
         name: &ScheduleName,
@@ -712,7 +712,8 @@ impl Broker {
         None
     }
 
-    /// Enters a schedule that has changed. Times go on from now if they are others; those of a pause are not missed.
+    /// Enters a schedule that has changed. If its times changed, they continue from now; times during a pause are not
+    /// missed.
     fn put_schedule(
         &mut self,
         name: &ScheduleName,
@@ -738,7 +739,7 @@ impl Broker {
         self.state.set_schedule(name, head, progress);
     }
 
-    /// Makes a job beside the times.
+    /// Makes a job in addition to those of the times.
     fn run_schedule(&mut self, name: &ScheduleName) -> Option<MessageId> {
         let schedule = self.state.schedules.all.get(name)?;
         let progress = schedule.progress;
@@ -749,7 +750,7 @@ impl Broker {
         if is_busy && overlap != Overlap::Allow {
             return self.reach_schedule(name, progress, now);
         }
-        // The job of a time that is now must be another one.
+        // A job for a time that is exactly now must be a different one.
         let job = job_of(seed(name) ^ mix(self.state.numbers + 1), now);
         self.make(name, &mut { progress }, now, job)
     }
@@ -866,8 +867,8 @@ fn check_timing(name: &ScheduleName, timing: &ScheduleTiming) -> Result<(), Refu
     }
 }
 
-/// Returns how many of the times after `after`, up to `sure`, which are surely due, are not caught up with while there are
-/// later ones; and the last of them.
+/// Returns the number of times in `after`..`sure`, all of which are due, that are not caught up because there are later
+/// ones, and the last of them.
 fn missed(
     calendar: &Calendar,
     after: u64,

@@ -1,7 +1,7 @@
 //! Client processes, as the broker remembers them through any number of connections.
 //!
-//! The numbers of a session's transactions are contiguous, so one high-water mark tells which were
-//! decided; only the answers that were not plain `Applied` are kept next to it.
+//! The numbers of a session's transactions are consecutive, so a single high-water mark says which were decided. Only
+//! answers other than a plain `Applied` are kept besides.
 
 use std::collections::VecDeque;
 
@@ -13,46 +13,46 @@ use crate::held_effects::{HeldEffects, SafeAfter};
 use crate::table::slab::Slab;
 use crate::{ConnId, Position};
 
-/// Number of the last transactions whose exceptional receipts are kept; a client has no more in flight.
+/// Number of recent transactions whose exceptional receipts are kept. No client has more in flight.
 const RECEIPTS_KEPT: u64 = 1024;
 
 #[derive(Debug)]
 pub(crate) struct ClientSession {
     pub(crate) id: SessionId,
-    /// Number that records use for it.
+    /// Number by which records refer to it.
     pub(crate) number: u64,
     pub(crate) name: String,
     pub(crate) heartbeat_ms: u64,
     pub(crate) conn: Option<ConnId>,
-    /// Changes whenever a timer that waits for the session to stay away must not fire any more.
+    /// Changes when timers that wait for the session to stay away must no longer fire.
     pub(crate) generation: u64,
-    /// Time when its connection ended, on the steady clock, as the journal has it.
+    /// Steady time at which its connection closed, as journaled.
     pub(crate) left_at: Option<u64>,
     /// Number up to which all transactions are decided.
     pub(crate) applied: u64,
-    /// Number up to which all are as safe as they were asked to be.
+    /// Number up to which all transactions are as safe as requested.
     pub(crate) confirmed: u64,
     /// Number up to which all were confirmed to the present connection.
     pub(crate) told: u64,
-    /// The highest number the client said it had used when it connected. Up to there numbers may be
-    /// missing: they were confirmed to it, with little durability, and lost in a crash.
+    /// Highest number that the client said it had used when it connected. Numbers up to there may be missing: they were
+    /// confirmed to it with little durability, and lost in a crash.
     pub(crate) may_skip_through: u64,
-    /// Whether it was opened for a client that had used numbers before, and that may not know yet that it was forgotten:
-    /// the Welcome that says so may not have arrived. A commit shows that it has.
+    /// Whether the session was opened for a client that had used numbers before. The client may not yet know that it
+    /// was forgotten, since the Welcome that says so may not have arrived. A commit shows that it has.
     pub(crate) is_forgotten: bool,
     receipts: VecDeque<(u64, Receipt)>,
     /// Decisions that are not yet safe, in order.
     unconfirmed: VecDeque<UnconfirmedTx>,
-    /// Whether the broker has it on its list of sessions that wait.
+    /// Whether the broker's list of sessions that wait includes it.
     pub(crate) is_listed: bool,
     /// Number of these that might be safe before the first.
     out_of_turn: usize,
-    /// Transactions confirmed out of turn and not told yet.
+    /// Transactions confirmed out of turn that the client has not been told yet.
     early: Vec<u64>,
-    /// Slots of the messages it holds leases of, in no particular order.
+    /// Slots of the messages that it holds leases of, in no particular order.
     pub(crate) leases: Vec<u32>,
     pub(crate) pending_parts: Option<PendingParts>,
-    /// The epoch of the broker that heard its hello last, and judged its leases then.
+    /// Epoch of the broker that last received its hello, and judged its leases then.
     pub(crate) judged_in: u32,
     pub(crate) base: Position,
 }
@@ -65,13 +65,13 @@ struct UnconfirmedTx {
     was_told: bool,
 }
 
-/// Parts of a transaction that has not come whole.
+/// Parts of a transaction that has not arrived completely.
 #[derive(Debug)]
 pub(crate) struct PendingParts {
     pub(crate) seq: u64,
     pub(crate) ops: Vec<Op>,
     pub(crate) bytes: usize,
-    /// Whether it went over the cap: its parts are dropped as they come, and the whole is refused.
+    /// Whether the parts exceeded the cap. They are dropped as they arrive, and the whole transaction is refused.
     pub(crate) is_too_large: bool,
 }
 
@@ -101,7 +101,7 @@ impl ClientSession {
         });
     }
 
-    /// Restores the number up to which all were decided, from the journal, where everything is safe.
+    /// Restores the number up to which all were decided from the journal, where everything is safe.
     pub(crate) fn restore(&mut self, applied: u64) {
         self.applied = self.applied.max(applied);
         self.confirmed = self.applied;
@@ -109,7 +109,7 @@ impl ClientSession {
         self.forget_receipts();
     }
 
-    /// Keeps an exceptional receipt. Only the first counts: a record that was carried forward may have it again.
+    /// Keeps an exceptional receipt. Only the first counts: a record that was carried forward may repeat it.
     pub(crate) fn keep_receipt(&mut self, seq: u64, receipt: Receipt) {
         if planted!("forget-refusal") {
             return;
@@ -133,7 +133,7 @@ impl ClientSession {
         }
     }
 
-    /// Returns the receipt of a transaction that was decided.
+    /// Returns the receipt of a decided transaction.
     pub(crate) fn receipt(&self, seq: u64) -> Receipt {
         let exceptional = self
             .receipts
@@ -146,15 +146,15 @@ impl ClientSession {
         self.receipts.iter()
     }
 
-    /// Returns the number up to which a client that connects need not resend. Not past an exceptional receipt: it may
-    /// never have learned of it, and would take it for applied.
+    /// Returns the number up to which a client that connects need not resend. It stops at an exceptional receipt, which
+    /// the client may not know: it would believe that the transaction was applied.
     pub(crate) fn plainly_applied(&self) -> u64 {
         self.receipts
             .front()
             .map_or(self.confirmed, |(seq, _)| self.confirmed.min(seq - 1))
     }
 
-    /// Confirms decisions that have become safe; true when there is something new to tell.
+    /// Confirms decisions that have become safe. Returns whether there is news for the client.
     pub(crate) fn confirm(&mut self, effects: &HeldEffects) -> bool {
         while let Some(first) = self.unconfirmed.front()
             && effects.is_safe(first.safe_after)
@@ -180,7 +180,7 @@ impl ClientSession {
         self.unconfirmed.is_empty()
     }
 
-    /// Begins a connection anew: confirms sent to the last one may not have arrived.
+    /// Begins a new connection: confirms sent to the last one may not have arrived.
     pub(crate) fn begin_connection(&mut self) {
         self.told = self.plainly_applied();
         self.early.clear();
@@ -218,7 +218,7 @@ pub(crate) struct Sessions {
     sessions: Slab<ClientSession>,
     by_id: SeededMap<SessionId, u32>,
     by_number: FxHashMap<u64, u32>,
-    /// Highest number given out.
+    /// Highest number in use.
     pub(crate) numbers: u64,
     generations: u64,
 }
@@ -294,7 +294,7 @@ impl Sessions {
 
     pub(crate) fn remove(&mut self, index: u32) -> ClientSession {
         let session = self.sessions.remove(index);
-        // A journal that was repaired may have lost that an older session of this id was forgotten.
+        // A repaired journal may lack the record that forgot an older session with this id.
         if self.by_id.get(&session.id) == Some(&index) {
             self.by_id.remove(&session.id);
         }

@@ -1,7 +1,7 @@
-//! All that outlives a restart, and each way in which it may change.
+//! Everything that outlives a restart, and all ways in which it may change.
 //!
-//! Every change here is one event of the journal. The broker decides, writes the event and calls the
-//! change; recovery reads the event and calls the same change. So the recovered state is the one that was.
+//! Every change here is one event of the journal. The broker decides, writes the event and makes the change; recovery
+//! reads the event and makes the same change. So the recovered state equals the one before.
 
 mod endings;
 mod joins;
@@ -52,56 +52,56 @@ pub(crate) struct BrokerState {
     pub(crate) sessions: Sessions,
     pub(crate) timers: Timers,
     pub(crate) live_bases: LiveBases,
-    /// Highest number that a message was given, and the highest grant.
+    /// Highest number of a message, and highest grant.
     pub(crate) numbers: u64,
     pub(crate) grants: u64,
     pub(crate) ends: EndedValues,
     pub(crate) failed: FailedJobs,
-    /// Operations on many messages that are not over, and the position of each.
+    /// Unfinished operations on many messages, and the position of each.
     pub(crate) marks: BTreeMap<u64, (Mark, Position)>,
     pub(crate) mark_numbers: u64,
-    /// Members that have reported to joins since anybody looked.
+    /// Members that have reported to joins since the list was last processed.
     pub(crate) reported: VecDeque<Reported>,
-    /// Copies that have come to own the key of another one since anybody looked, and stand behind it in the
+    /// Copies that have inherited another copy's key since the list was last processed, and are behind it in the
     /// journal, by their numbers.
     pub(crate) inherited: Vec<(u64, Key)>,
     /// Joins that are over because a member failed, by the time of that.
     pub(crate) joins_over: BTreeSet<(u64, JoinId)>,
-    /// Joins that have come to be not needed since anybody looked.
+    /// Joins that have become not needed since the list was last processed.
     pub(crate) joins_needless: VecDeque<JoinId>,
-    /// Those, and all that they have blocked.
+    /// Failed joins, and the messages that they block.
     pub(crate) blocked: Amount,
-    /// Bytes that the journal would need to hold all of this, roughly.
+    /// Rough number of journal bytes that all of this needs.
     pub(crate) live_bytes: u64,
-    /// Position of the record that is being written or replayed, and the records that its effects rest on.
+    /// Position of the record that is being written or replayed, and the records that its effects depend on.
     pub(crate) position: Position,
     pub(crate) safe_after: SafeAfter,
-    /// Keys that are watched and may have changed since their watchers were told.
+    /// Watched keys that may have changed since their watchers were notified.
     pub(crate) touched: Vec<Key>,
-    /// Whether there may be something to hand out that there was not before.
+    /// Whether new work to hand out may have appeared.
     pub(crate) has_new_work: bool,
-    /// Queues for which a timer is to be set, and the count of such timers so far.
+    /// Queues that need a timer, and the number of such timers so far.
     pub(crate) newly_unserved: Vec<u32>,
     /// Likewise for tasks that none of a queue's consumers can run.
     pub(crate) newly_unknown: Vec<u32>,
     generations: u64,
     /// Last record that is safe on disk, so that its content can be read back.
     pub(crate) durable: Position,
-    /// Bytes of bodies that are kept in memory, so that work is handed out without reading; `None`:
-    /// all, for there is no disk to read from.
+    /// Most bytes of bodies kept in memory so that work is handed out without reading; `None`: all, since there is no
+    /// disk to read from.
     pub(crate) resident_limit: Option<u64>,
     /// Time for which failed jobs are kept.
     pub(crate) failed_kept_ms: u64,
-    /// Messages that wait and may do so with less memory once this position is safe.
+    /// Waiting messages that need less memory once this position is safe.
     to_cool: VecDeque<(Position, Handle)>,
 }
 
-/// Most messages of a queue whose bodies are kept in memory for longer: others' backlogs
-/// must not slow it down.
+/// Number of messages of a queue whose bodies stay in memory longer, so that backlogs of other queues do not slow it
+/// down.
 const SHORT_QUEUE: u64 = 1024;
 /// Most bytes of notes that a message keeps: a delivery must fit into a frame with its body.
 const NOTES_CAP_BYTES: usize = 256 << 10;
-/// Bytes of the journal for an operation on many messages.
+/// Journal bytes of an operation on many messages.
 pub(crate) const MARK_BYTES: u64 = 64;
 
 #[derive(Clone, Copy, Debug)]
@@ -111,7 +111,7 @@ pub(crate) enum Adjust {
 }
 
 impl BrokerState {
-    /// `hashing`: of tables whose keys clients choose.
+    /// Creates an empty state. `hashing` is for tables whose keys clients choose.
     pub(crate) fn new(hashing: SeededState) -> Self {
         Self {
             names: Interner::new(hashing),
@@ -154,7 +154,7 @@ impl BrokerState {
 
     // --- messages
 
-    /// Inserts a message. `body`: its body if that is kept in memory; `body_at`: the body's place in the record.
+    /// Inserts a message. `body` is its body if that is kept in memory; `body_at` is the body's location in the record.
     pub(crate) fn insert_message(
         &mut self,
         head: &MessageHead,
@@ -206,14 +206,14 @@ impl BrokerState {
         self.set_expiry(slot);
         self.touch_result(head.id);
         if self.safe_after.disk != self.position && self.durable < self.position {
-            // It could not do without its body from the beginning, as one that is synced at once can.
+            // It needed its body in memory until its base was synced, which a message that is synced at once does not.
             self.cool_when_safe(slot);
         }
         slot
     }
 
-    /// Whether the body of a message that comes now is kept in memory. One that is not is read back when
-    /// the message is handed out, so it must be on disk before that.
+    /// Whether the body of a new message is kept in memory. Otherwise it is read back when the message is handed out,
+    /// so it must be on disk before that.
     pub(crate) fn keeps_body(&self, queue: Name, state: RecordedState) -> bool {
         self.has_room(
             self.queues.find(queue),
@@ -221,14 +221,14 @@ impl BrokerState {
         ) || (self.safe_after.disk != self.position && self.durable < self.position)
     }
 
-    /// Whether one more body may be in memory. Messages that came first are handed out first, so bodies
-    /// that come when there is no room are not kept.
+    /// Whether there is room for one more body in memory. Messages that arrived first are handed out first, so bodies
+    /// that arrive when there is no room are not kept.
     fn has_room(&self, queue: Option<u32>, is_delayed: bool) -> bool {
         let Some(limit) = self.resident_limit else {
             return true;
         };
         let resident = self.messages.resident_bytes();
-        // What is delayed has time to be read.
+        // A delayed message leaves time to read its body.
         if resident < limit / if is_delayed { 2 } else { 1 } {
             return true;
         }
@@ -239,7 +239,7 @@ impl BrokerState {
         resident < 2 * limit && !is_delayed && waiting < SHORT_QUEUE
     }
 
-    /// Gives up memory of a waiting message as soon as it can be read back.
+    /// Releases memory of a waiting message as soon as it can be read back.
     pub(crate) fn cool_when_safe(&mut self, slot: u32) {
         if self.resident_limit.is_some() && self.messages[slot].is_hot() {
             let safe_after = self.messages.safe_after(slot);
@@ -251,7 +251,7 @@ impl BrokerState {
         }
     }
 
-    /// Gives up that memory after `durable` has moved.
+    /// Releases that memory after `durable` has advanced.
     pub(crate) fn cool(&mut self) {
         while let Some((safe, handle)) = self.to_cool.front().copied()
             && safe <= self.durable
@@ -277,7 +277,7 @@ impl BrokerState {
     }
 
     pub(crate) fn copy_message(&mut self, source: u32, number: u64, queue: Name) -> u32 {
-        // The copy's base is this record, and so is its source's.
+        // This record is the base of the copy and of its source.
         let entry = &self.messages[source];
         assert_eq!(entry.base(), self.position, "a copy of an older message");
         self.messages.set_has_copies(source);
@@ -297,7 +297,7 @@ impl BrokerState {
         self.insert_message(&head, extras, None, body_at, body)
     }
 
-    /// Returns the state of the message as the journal would have it now.
+    /// Returns the state of the message as the journal would record it now.
     pub(crate) fn head(&self, slot: u32) -> MessageHead {
         let entry = &self.messages[slot];
         let shared_head = self.messages.shared_head(slot);
@@ -318,7 +318,7 @@ impl BrokerState {
             expires_at: self.messages.expires_at(slot),
             result_ttl_ms: shared_head.result_ttl_ms,
             state: match self.messages.state(slot) {
-                // A failed job has its failure beside this.
+                // A failed job's failure is recorded separately.
                 EntryState::Ready | EntryState::Failed | EntryState::Ended => RecordedState::Ready,
                 EntryState::Delayed(when) => RecordedState::Delayed(when),
                 EntryState::Held(join) => RecordedState::Held(join),
@@ -349,12 +349,12 @@ impl BrokerState {
         self.recount_failed(slot);
     }
 
-    /// Counts what a message that is held takes, for its join.
+    /// Adds the size of a held message to its join, or subtracts it.
     pub(crate) fn count_held(&mut self, slot: u32, adjust: Adjust) {
         let EntryState::Held(join) = self.messages.state(slot) else {
             return;
         };
-        // The journal may tell of the join later, and then it is counted.
+        // The join may come later in the journal; it is counted then.
         if let Some(join) = self.joins.find(&join) {
             let bytes = self.messages.journal_bytes(slot);
             self.count_for_join(join, adjust, Amount { jobs: 1, bytes });
@@ -378,7 +378,7 @@ impl BrokerState {
         }
     }
 
-    /// Counts anew the bytes that a failed job takes in the journal.
+    /// Recounts the journal bytes of a failed job.
     pub(crate) fn recount_failed(&mut self, slot: u32) {
         let entry = &self.messages[slot];
         if entry.is_failed() {
@@ -387,7 +387,7 @@ impl BrokerState {
         }
     }
 
-    /// Hands out a message that waits anywhere, now or in replay.
+    /// Hands out a waiting message, now or in replay.
     pub(crate) fn grant(&mut self, slot: u32, session: u32, grant: Grant) {
         self.take(slot, None);
         self.lease(slot, session, grant, None, true);
@@ -430,7 +430,7 @@ impl BrokerState {
         }
     }
 
-    /// Charges the flow of a run from now on, for a hand-out that charged it nothing.
+    /// Charges the flow of a run from now on, for a hand-out that did not charge it.
     pub(crate) fn charge_run(&mut self, slot: u32) {
         let flow = self.flow(slot);
         if let Some(lease) = self.messages.lease_state_mut(slot) {
@@ -438,7 +438,7 @@ impl BrokerState {
         }
     }
 
-    /// Puts the message back in its place after its lease ended.
+    /// Returns the message to its place in the queue after its lease ended.
     pub(crate) fn return_message(&mut self, slot: u32, redelivered: bool) {
         self.return_to_queue(slot, redelivered, 0);
     }
@@ -451,7 +451,7 @@ impl BrokerState {
         let redelivered = redelivered && !planted!("forget-redelivery");
         let redelivered = self.messages[slot].redelivered() || redelivered;
         self.messages.set_redelivered(slot, redelivered);
-        // The next consumer must not see it before the lease has surely ended.
+        // The next consumer must not see it before the end of the lease is safe.
         let safe_after = self.messages.safe_after(slot).and(self.safe_after);
         self.messages.set_rests(slot, safe_after);
         self.messages.drop_body_read_back(slot);
@@ -474,8 +474,8 @@ impl BrokerState {
         self.add_note(slot, reason);
     }
 
-    /// Notes that the message may have killed its process. It keeps its lease for the event that follows. A reason is kept
-    /// unless it is empty: then that event has it.
+    /// Notes that the message may have killed its process. It keeps its lease for the event that follows. An empty
+    /// reason is not kept: the event that follows has it.
     pub(crate) fn suspect_message(&mut self, slot: u32, reason: Bytes) {
         self.live_bytes -= self.messages.journal_bytes(slot);
         let suspects = self
@@ -608,7 +608,7 @@ impl BrokerState {
     }
 
     pub(crate) fn forget_session(&mut self, index: u32) {
-        // Leases end before their session does, so that no message is leased to nobody.
+        // Leases end before their session, so that every lease has one.
         assert!(
             self.sessions[index].leases.is_empty(),
             "a session is forgotten with its leases"
@@ -622,14 +622,14 @@ impl BrokerState {
 
     // --- housekeeping
 
-    /// Brings counts of kinds of messages to their queues and tasks.
+    /// Adds the counts of shared heads to their queues and tasks.
     pub(crate) fn add_counts(&mut self) {
         while let Some((shared_head, counts)) = self.messages.shared_heads.next_counted() {
             self.queues.add_counts(&shared_head, &counts);
         }
     }
 
-    /// Drops unused kinds. Flows go with the last kind of messages that was theirs.
+    /// Drops unused shared heads. A flow is dropped with the last shared head that uses it.
     pub(crate) fn drop_unused_heads(&mut self) {
         self.add_counts();
         for flow in self.messages.shared_heads.drop_unused() {
@@ -637,7 +637,7 @@ impl BrokerState {
         }
     }
 
-    /// Drops stale timers and ledger entries, when they are the greater part.
+    /// Drops stale timers and live bases once they are the majority.
     pub(crate) fn sweep(&mut self) {
         if self.messages.shared_heads.has_many_counted() {
             self.add_counts();
@@ -645,7 +645,7 @@ impl BrokerState {
         if self.messages.shared_heads.has_many_unused() {
             self.drop_unused_heads();
         }
-        // Each is taken out while the rest of the state is asked.
+        // Each is taken out while it needs the rest of the state.
         let mut timers = std::mem::take(&mut self.timers);
         timers.sweep(|timer| self.is_wanted(timer));
         self.timers = timers;
@@ -688,7 +688,7 @@ impl BrokerState {
         }
     }
 
-    /// Whether this entry of the ledger is the thing's last.
+    /// Whether this entry of the live bases is the thing's last.
     pub(crate) fn is_current(&self, base: Position, entity: &Entity) -> bool {
         match *entity {
             Entity::Message { slot } => {

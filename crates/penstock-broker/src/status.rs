@@ -14,21 +14,21 @@ use crate::messages::EntryState;
 use crate::records::Grant;
 use crate::{Broker, ConnId};
 
-/// Most queues, tasks and workers on a page of the status: as many as a worker may serve queues.
+/// Most queues, tasks and workers on a page of the status: as many as the queues that a worker may serve.
 pub(crate) const STATUS_PAGE: usize = QUEUES_CAP;
-/// Bytes of queues, tasks and workers at which a page ends, so that it fits into a frame whatever their names are.
+/// Bytes of queues, tasks and workers at which a page ends, so that it fits into a frame whatever their names.
 const STATUS_PAGE_BYTES: usize = 1 << 20;
-/// Bytes in a frame of a queue, a task or a worker, apart from names: more than all numbers of one do.
+/// Bytes in a frame of a queue, a task or a worker without its names; more than all of its numbers take.
 const ENTRY_BYTES: usize = 400;
 /// Most jobs of a worker that are listed, and most jobs of workers that a page looks at.
 const RUNNING_LISTED: usize = 64;
 const LEASES_LOOKED_AT: usize = 32_768;
-/// Bytes in a frame of a running job, apart from names.
+/// Bytes in a frame of a running job, without its names.
 const RUNNING_BYTES: usize = 50;
 
 impl Broker {
-    /// Returns the whole status, for tests: clients ask for pages. Counts of queues and tasks may lack those
-    /// that came since anybody asked.
+    /// Returns the whole status, for tests: clients ask for pages. Counts of queues and tasks may lack the latest ones,
+    /// which are added when a client asks.
     pub fn status(&self) -> Status {
         let workers = self.workers().map(|(number, worker)| WorkerStatus {
             running: self.longest_running(number),
@@ -46,7 +46,7 @@ impl Broker {
         }
     }
 
-    /// Returns a page of the status, and looks at no other queues and tasks.
+    /// Returns a page of the status. Looks at no other queues and tasks.
     pub(crate) fn status_page(&self, conn: ConnId, query: &StatusQuery) -> StatusPage {
         let mut page = Page::new(query.limit);
         let queues = &self.state.queues;
@@ -155,7 +155,7 @@ impl Broker {
         ready.sum()
     }
 
-    /// Returns the queues with these names, as far as there are any: each once, in the order of their names.
+    /// Returns the existing queues with these names: each once, in the order of their names.
     fn named(&self, names: &[String], behind: Bound<&str>) -> Vec<(&str, u32)> {
         let in_order = &self.state.queues.by_name.in_order;
         let found = names.iter().filter_map(|name| {
@@ -172,7 +172,7 @@ impl Broker {
         found
     }
 
-    /// Returns the sessions that work, connected or expected back, each with its number.
+    /// Returns the sessions of workers, connected or expected back, each with its number.
     fn workers(&self) -> impl Iterator<Item = (u64, WorkerStatus)> {
         let state = &self.state;
         let workers = state.sessions.iter().filter_map(|(index, session)| {
@@ -202,7 +202,7 @@ impl Broker {
                 name: session.name.clone(),
                 queues: served.iter().map(name_of).collect(),
                 slots: report.slots,
-                // A worker tells of itself once a second; what it has settled since is known better here.
+                // A worker reports once a second. The broker knows better what it has settled since.
                 busy: report.busy.min(session.leases.len() as u32),
                 parked: report.parked.min(session.leases.len() as u32),
                 leases: session.leases.len() as u32,
@@ -214,7 +214,7 @@ impl Broker {
         })
     }
 
-    /// Returns the jobs that a session has had for longest.
+    /// Returns the jobs that a session has held the longest.
     fn longest_running(&self, session: u64) -> Vec<RunningJob> {
         let state = &self.state;
         let leases = &state.sessions[session as u32].leases;
@@ -224,7 +224,7 @@ impl Broker {
             _ => None,
         });
         let mut started: Vec<(Grant, u32)> = started.collect();
-        // Of jobs that started in one millisecond the first that was handed out comes first, also after a restart.
+        // Of jobs that started in the same millisecond, the first to be handed out comes first, even after a restart.
         started.sort_unstable_by_key(|(grant, _)| (grant.started_at, grant.number));
         started.truncate(RUNNING_LISTED);
         let described = started.into_iter().map(|(grant, slot)| {
@@ -344,7 +344,7 @@ impl Broker {
     }
 }
 
-/// A page as it fills.
+/// A page that is being filled.
 struct Page {
     queues: Vec<QueueStatus>,
     tasks: Vec<TaskStatus>,
@@ -352,7 +352,7 @@ struct Page {
     limit: usize,
     bytes: usize,
     last: Option<StatusCursor>,
-    /// Whether something more had no room.
+    /// Whether further entries had no room.
     is_cut_off: bool,
 }
 
@@ -373,7 +373,7 @@ impl Page {
         }
     }
 
-    /// Makes room for one more entry. The first always has it.
+    /// Makes room for one more entry. The first always has room.
     fn take(
         &mut self,
         name_bytes: usize,

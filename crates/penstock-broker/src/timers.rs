@@ -1,5 +1,5 @@
-//! Timers. One that is no longer wanted is not searched for: it fires,
-//! and its receiver sees that it is stale. A heap that is mostly stale is swept.
+//! Timers. A timer that is no longer wanted is not searched for: it fires, and its receiver finds it stale. A heap that
+//! is mostly stale is swept.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -17,31 +17,31 @@ pub(crate) enum Timer {
     Prefetch { number: u64, slot: u32 },
     /// A message is no longer worth starting.
     Expiry { number: u64, slot: u32 },
-    /// A value's time is over. The number tells it from a later one in the same slot.
+    /// A value expires. The number distinguishes it from later values in the same slot.
     ValueExpiry { slot: u32, number: u64 },
-    /// Values of messages that the broker has ended are over, of those with this time to live.
+    /// Values with this time to live, of messages that the broker has ended, expire.
     EndedValues { ttl_ms: u64 },
-    /// Workflows that have ended were listed for long enough.
+    /// Ended workflows have been listed for long enough.
     Workflows,
     /// The deadline of a workflow, by its number.
     Deadline { workflow: u64 },
-    /// A time of a schedule may have come; it is stale unless the schedule waits for just this one.
+    /// A time of a schedule may have come; stale unless the schedule waits for exactly this time.
     Schedule { number: u32, at: u64 },
     /// Failed jobs have been kept for long enough.
     FailedJobs,
-    /// The heartbeat of a session without a connection ends, and its leases with it.
+    /// The heartbeat of a session without a connection runs out, and its leases end.
     LeasesLost { session: u32, generation: u64 },
     /// A session without a connection is forgotten.
     Forget { session: u32, generation: u64 },
     /// A queue has had ready messages and no consumer for a while.
     Unserved { queue: u32, generation: u64 },
-    /// A queue has had work for a while that none of its consumers can run.
+    /// A queue has for a while had work that none of its consumers can run.
     Unknown { queue: u32, generation: u64 },
-    /// A queue or task may not have been in use for long. Each has one such timer for as long as it exists.
+    /// A queue or task may be unused. Each has one such timer for as long as it exists.
     Unused(Forgettable),
 }
 
-// A delayed job has one each.
+// Every delayed job has one.
 const _: () = assert!(size_of::<Timer>() == 16);
 
 #[derive(Debug, Default)]
@@ -53,12 +53,12 @@ pub(crate) struct Timers {
 #[derive(Debug, Default)]
 struct Heap {
     timers: BinaryHeap<Reverse<(u64, Timer)>>,
-    /// Number of timers that are known to be stale.
+    /// Number of timers known to be stale.
     stale: usize,
 }
 
 impl Heap {
-    /// Frees the memory that a large number of timers once took.
+    /// Frees memory after the number of timers was large.
     fn shrink(&mut self) {
         let (len, capacity) = (self.timers.len(), self.timers.capacity());
         if capacity > 4096 && len < capacity / 8 {
@@ -72,7 +72,7 @@ impl Timers {
         self.heap(when.clock).timers.push(Reverse((when.at, timer)));
     }
 
-    /// Counts a timer of this clock that is not wanted any more.
+    /// Counts a timer of this clock that is no longer wanted.
     pub(crate) fn abandon(&mut self, clock: WhichClock) {
         self.heap(clock).stale += 1;
     }
@@ -104,7 +104,7 @@ impl Timers {
         steady.into_iter().chain(wall).min()
     }
 
-    /// Returns the milliseconds until the next timer of each clock, but for those of schedules.
+    /// Returns the milliseconds until the next timer of each clock, except those of schedules.
     pub(crate) fn next_but_schedules_ms(&self, clocks: &Clocks) -> impl Iterator<Item = u64> {
         let steady = self.steady.timers.peek();
         let steady = steady.map(|Reverse((at, _))| at.saturating_sub(clocks.steady()));
@@ -115,7 +115,7 @@ impl Timers {
         steady.into_iter().chain(wall.min())
     }
 
-    /// Drops stale timers once they are the greater part; each timer pays for its own sweep.
+    /// Drops stale timers once they are the majority; each timer pays for its own sweep.
     pub(crate) fn sweep(&mut self, is_wanted: impl Fn(&Timer) -> bool) {
         for heap in [&mut self.steady, &mut self.wall] {
             if heap.stale > 1024 && heap.stale > heap.timers.len() / 2 || perhaps!("sweep-early") {

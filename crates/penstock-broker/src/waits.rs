@@ -1,4 +1,4 @@
-//! Waits of running jobs for others, as `result()` inside of a task makes them: which job waits for which, how deep, and
+//! Waits of running jobs for others, as made by `result()` inside a task: which job waits for which, at what depth, and
 //! whether in a circle.
 //!
 //! ```text
@@ -6,12 +6,13 @@
 //!     waiters[W]    (session, grant, T ...) ...
 //! ```
 //!
-//! In memory alone: a wait lives as long as the watch that made it, and the connection that this came on. After a
-//! reconnect the client reports it again. It counts only under the lease that its job had then: the waits of an earlier run
-//! have no effect.
+//! Waits are kept only in memory. A wait lives as long as the watch that made it, and the connection of that watch.
+//! After a reconnect the client reports it again. It counts only under the lease that its job had then: waits of an
+//! earlier run have no effect.
 //!
-//! *What waits for W* is found from W: the jobs that wait for its result, and the joins that it is a member of, with all
-//! that they hold. It is a few jobs in nearly all cases. A wait of W for one of these would never end.
+//! The *dependents* of W are found from W: the jobs that wait for its result, and the joins that it is a member of,
+//! with all messages that they hold. Nearly always these are few jobs. If W waited for one of its dependents, it would
+//! wait forever.
 
 pub(crate) mod stalled_workers;
 
@@ -28,7 +29,7 @@ use crate::messages::EntryState;
 use crate::state::BrokerState;
 use crate::{Broker, ConnId};
 
-/// Members of joins that are brought forward at a time.
+/// Number of members of joins that are prioritized at a time.
 const AT_ONCE: usize = 1024;
 /// Most jobs to which a greater depth is passed on.
 const RAISED_AT_ONCE: usize = 1024;
@@ -38,7 +39,7 @@ pub(crate) struct JobWaits {
     awaited: SeededMap<MessageId, AwaitedJob>,
     waiters: SeededMap<MessageId, Vec<WaitSite>>,
     by_session: FxHashMap<u32, BTreeSet<MessageId>>,
-    /// Joins whose members are to be brought forward, and the index of the next of them.
+    /// Joins whose members are to be prioritized, and the index of the next of them.
     pub(crate) forward: VecDeque<(JoinId, u32)>,
     hashing: SeededState,
 }
@@ -55,11 +56,11 @@ struct WaitEdge {
     session: u32,
 }
 
-/// A running job that waits, and the session by which it does.
+/// A running job that waits, and the session through which it does.
 #[derive(Debug)]
 struct WaitSite {
     session: u32,
-    /// Epoch and number of the lease that it ran under. `None`: the broker knew of none, and the wait counts for nothing,
+    /// Epoch and number of the lease that it ran under. `None`: the broker knew of none. The wait then does not count
     /// until the worker is back with a lease that was lost in a crash.
     grant: Option<(u32, u64)>,
     keys: SeededSet<MessageId>,
@@ -79,12 +80,12 @@ impl JobWaits {
         self.waiters.is_empty()
     }
 
-    /// Returns how many jobs deep the chain of waits is at the end of which this job is awaited; 0: none waits for it.
+    /// Returns the length of the longest known chain of waits that leads to this job; 0 if no job waits for it.
     pub(crate) fn depth_of(&self, id: &MessageId) -> u32 {
         self.awaited.get(id).map_or(0, |awaited| awaited.depth)
     }
 
-    /// Adds a wait; returns the depth of what is awaited.
+    /// Adds a wait. Returns the depth of the awaited job.
     fn add(
         &mut self,
         waiter: MessageId,
@@ -130,8 +131,8 @@ impl JobWaits {
         }
     }
 
-    /// Notes that what is awaited is at least this deep, and so is all that it waits for itself. A hint: no more are told
-    /// than there is time for.
+    /// Raises an awaited job to at least this depth, and the jobs that it waits for accordingly. This is a hint: no
+    /// more are raised than there is time for.
     fn raise(&mut self, key: MessageId, depth: u32) {
         let mut raised = vec![(key, depth)];
         let mut left = RAISED_AT_ONCE;
@@ -152,7 +153,7 @@ impl JobWaits {
         }
     }
 
-    /// Ends all waits for this: it has come.
+    /// Ends all waits for this key, which has arrived.
     pub(crate) fn end_key(&mut self, key: &MessageId) {
         let awaited = self.awaited.remove(key);
         for edge in awaited.into_iter().flat_map(|awaited| awaited.edges) {
@@ -160,7 +161,7 @@ impl JobWaits {
         }
     }
 
-    /// Ends a wait of a job; all waits of the session for it, if none is named.
+    /// Ends a wait of a job, or all waits of the session for the key if no job is named.
     pub(crate) fn end_wait(&mut self, session: u32, key: &MessageId, waiter: Option<MessageId>) {
         let Some(awaited) = self.awaited.get_mut(key) else {
             return;
@@ -177,7 +178,7 @@ impl JobWaits {
         }
     }
 
-    /// Ends all waits of a session, which is out of reach.
+    /// Ends all waits of a session that is out of reach.
     pub(crate) fn end_session(&mut self, session: u32) {
         for waiter in self.by_session.remove(&session).unwrap_or_default() {
             let waiters = self.waiters.get_mut(&waiter);
@@ -269,9 +270,9 @@ pub(crate) struct Dependents {
 struct DependencyNode {
     id: MessageId,
     join: Option<u32>,
-    /// Place of the one that it waits for.
+    /// Index of the node that it waits for.
     waits_for: usize,
-    /// Whether it is a running job, which waits for that one's value.
+    /// Whether it is a running job, which waits for that node's value.
     runs: bool,
 }
 
@@ -289,8 +290,8 @@ impl Dependents {
         }
     }
 
-    /// Returns the way from one that waits for the job to it; `None`: it does not. A join is on it where a job waits for its
-    /// outcome: people know of no others.
+    /// Returns the path from a dependent of the job to the job; `None` if it is not a dependent. A join is on the path
+    /// only if a job waits for its outcome: people know no others.
     fn path_from(&self, id: &MessageId) -> Option<Vec<MessageId>> {
         let mut place = *self.places.get(id)?;
         let mut way = Vec::new();
@@ -317,12 +318,12 @@ impl BrokerState {
         })
     }
 
-    /// Whether the job still runs as it did when it began to wait.
+    /// Whether the job still has the lease under which it began to wait.
     fn still_waits(&self, waiter: &WaitSite, grant: Option<(u32, u64)>) -> bool {
         grant.is_some() && waiter.grant == grant
     }
 
-    /// Returns what a running job waits for; nothing for one that does not wait.
+    /// Returns the keys that a running job waits for; empty if it does not wait.
     pub(crate) fn awaited_by(&self, id: &MessageId) -> Vec<MessageId> {
         let Some(waiters) = self.waits.waiters.get(id) else {
             return Vec::new();
@@ -336,7 +337,7 @@ impl BrokerState {
         keys
     }
 
-    /// Finds all that waits for this job.
+    /// Finds everything that waits for this job.
     fn dependents(&self, job: MessageId) -> Dependents {
         let mut found = Dependents {
             nodes: Vec::new(),
@@ -347,7 +348,7 @@ impl BrokerState {
         found
     }
 
-    /// Returns the running jobs that wait for the outcome of this join, or for what it holds, at any distance.
+    /// Returns the running jobs that wait for the outcome of this join, or for messages that it holds, at any distance.
     fn running_behind(&self, join: JoinId) -> Vec<MessageId> {
         let mut found = Dependents {
             nodes: Vec::new(),
@@ -459,7 +460,7 @@ impl BrokerState {
         Some(MessageId::member(join.id, index))
     }
 
-    /// Panics if a job that waits is waited for by what it waits for. Walks from the waiter, where `dependents` walks to it.
+    /// Panics if a waiting job is in a circle of waits. Walks from the waiter, while `dependents` walks towards it.
     pub(crate) fn assert_no_circle(&self) {
         for waiter in self.waits.waiters.keys() {
             let mut seen = BTreeSet::new();
@@ -487,7 +488,7 @@ impl BrokerState {
         }
     }
 
-    /// Has a job that a running one waits for go before others; where it is held, those that it waits for.
+    /// Prioritizes a job that a running one waits for. If it is held, prioritizes the jobs that it waits for.
     fn prioritize(&mut self, id: &MessageId, depth: u32) {
         let slots: Vec<u32> = self.messages.copies(id).collect();
         if slots.is_empty()
@@ -503,7 +504,7 @@ impl BrokerState {
                         self.prioritize_join(join, depth);
                     }
                 }
-                // It comes forward when it becomes ready.
+                // It is prioritized when it becomes ready.
                 EntryState::Delayed(_)
                 | EntryState::Leased(_)
                 | EntryState::Failed
@@ -516,14 +517,14 @@ impl BrokerState {
         let join = &mut self.joins[slot];
         if join.awaited < depth && !join.is_decided() {
             join.awaited = depth;
-            // Ids of a member follow from that of its join, unless a client of long ago chose that.
+            // A member's id is derived from that of its join, unless an old client chose that.
             if join.id.is_join() {
                 self.waits.forward.push_back((join.id, 0));
             }
         }
     }
 
-    /// Brings members of joins forward that running jobs wait for: at most so many. Returns whether that is all.
+    /// Prioritizes members of joins that running jobs wait for, up to a limit. Returns whether that is all.
     pub(crate) fn prioritize_members(&mut self) -> bool {
         let mut left = AT_ONCE;
         while let Some((id, first)) = self.waits.forward.pop_front() {
@@ -550,14 +551,14 @@ impl BrokerState {
         true
     }
 
-    /// Ends the waits for a key that has come.
+    /// Ends the waits for a key that has arrived.
     pub(crate) fn end_waits_for(&mut self, key: &Key) {
         if let (false, Key::Result(id)) = (self.waits.is_empty(), key) {
             self.waits.end_key(id);
         }
     }
 
-    /// Has a message that has become ready go before others again, if a running job waits for it.
+    /// Prioritizes a message again that has become ready, if a running job waits for it.
     pub(crate) fn reprioritize(&mut self, slot: u32) {
         if self.waits.is_empty() {
             return;
@@ -574,7 +575,7 @@ impl BrokerState {
 }
 
 impl Broker {
-    /// Notes that a running job waits for these, which are pending; refuses what would never end.
+    /// Notes that a running job waits for these pending keys. Refuses waits that would never end.
     pub(crate) fn begin_waits(&mut self, conn: ConnId, waiter: MessageId, keys: &[MessageId]) {
         let Some(connection) = self.connections.get(&conn) else {
             return;
@@ -606,7 +607,7 @@ impl Broker {
         self.state.has_new_work = true;
     }
 
-    /// Looks anew for circles through a job that is known to run again: while it was not, its waits bound nobody.
+    /// Looks again for circles through a job that is known to run again: in the meantime its waits did not count.
     pub(crate) fn review_waits(&mut self, waiter: MessageId) {
         let grant = self.state.grant_of(&waiter);
         let Some(waiters) = self.state.waits.waiters.get_mut(&waiter) else {
@@ -618,7 +619,8 @@ impl Broker {
         self.end_circles(waiter);
     }
 
-    /// Looks for circles through a join that waits again for a member: while it was over, what it holds waited for nobody.
+    /// Looks for circles through a join that waits again for a member: while it was over, its messages waited for
+    /// nothing.
     pub(crate) fn review_waits_behind(&mut self, join: JoinId) {
         if self.state.waits.is_empty() {
             return;
@@ -628,7 +630,7 @@ impl Broker {
         }
     }
 
-    /// Ends the waits of a job for what waits for that job.
+    /// Ends the waits of a job for its own dependents.
     fn end_circles(&mut self, waiter: MessageId) {
         let keys = self.state.awaited_by(&waiter);
         if keys.is_empty() {
@@ -642,7 +644,7 @@ impl Broker {
         }
     }
 
-    /// Ends a wait of a job that would never end.
+    /// Refuses a wait of a job that would never end.
     pub(crate) fn end_wait_of(&mut self, waiter: MessageId, why: WaitRefusal) {
         let Some(key) = self.state.awaited_by(&waiter).first().copied() else {
             return;
@@ -663,7 +665,7 @@ impl Broker {
         }
     }
 
-    /// `way`: the jobs from the awaited one on, each of which waits for the next.
+    /// Sends a refusal. `way`: the jobs from the awaited one on, each of which waits for the next.
     fn refuse_wait(
         &mut self,
         conn: ConnId,
@@ -684,7 +686,7 @@ impl Broker {
         self.effect(self.everything, Effect::Refused { conn, refused });
     }
 
-    /// Notes that the job waits for these keys no longer.
+    /// Notes that the job no longer waits for these keys.
     pub(crate) fn end_waits(&mut self, conn: ConnId, waiter: Option<MessageId>, keys: &[Key]) {
         let Some(connection) = self.connections.get(&conn) else {
             return;

@@ -1,8 +1,8 @@
 //! Workflows as people see them: named, listed, with counts of their jobs.
 //!
-//! A job names its workflow. Jobs that have not ended are counted as their messages come and go, which needs no event of its
-//! own; jobs that have ended leave nothing else behind, so the journal has their counts. A workflow *ends* with the last of
-//! its jobs that can still run. Jobs that a failure has blocked can't: somebody has to retry the one that failed.
+//! A job names its workflow. Unfinished jobs are counted as their messages come and go, which needs no event of its
+//! own. Ended jobs leave nothing else behind, so the journal has their counts. A workflow *ends* with the last of its
+//! jobs that can still run. Jobs that a failure has blocked can't: a person has to retry the failed job.
 //!
 //! ```text
 //!     WorkflowOpened ──► jobs come and end ──► WorkflowChanged: its outcome, its end ──► forgotten after a day, or a month
@@ -10,8 +10,8 @@
 //!                              └──────── a job is retried, or another comes ◄─────┘
 //! ```
 //!
-//! A change states all counts. So it can be told again where the journal holds a job before its workflow: a reader who begins
-//! between the two does not know that job, and passes over its end.
+//! A change states all counts. So it can be repeated where the journal has a job before its workflow: a reader that
+//! begins between the two does not know that job, and skips its end.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -31,22 +31,22 @@ use crate::state::{Adjust, BrokerState};
 use crate::timers::Timer;
 use crate::{Broker, Position};
 
-/// Time for which a workflow that has succeeded is listed, where its client did not say.
+/// Time for which a succeeded workflow is listed by default.
 const KEPT_MS: u64 = 24 * 60 * 60 * 1000;
-/// Most workflows on a page, and the number of them that a query looks at.
+/// Most workflows on a page, and most that a query looks at.
 const LISTED: u32 = 1000;
 const LOOKED_AT: usize = 8192;
-/// Most ended workflows that are forgotten for want of room as one ends.
+/// Most ended workflows that are forgotten for lack of room as one ends.
 const FORGOTTEN_AT_ONCE: usize = 2;
 
-/// A workflow that is known, and the jobs of it that have not ended.
+/// A known workflow, and its unfinished jobs.
 #[derive(Debug, Default)]
 struct LiveWorkflow {
     /// Number of its messages that are ready, delayed, held or leased.
     live: u64,
     /// Number of these that a failed join holds.
     blocked: u64,
-    /// `None`: no client has opened it, or it is forgotten.
+    /// Record of the workflow; `None` if no client has opened it, or it is forgotten.
     record: Option<Box<WorkflowRecord>>,
 }
 
@@ -59,10 +59,10 @@ pub(crate) struct WorkflowRecord {
     pub(crate) kept_ms: Option<u64>,
     pub(crate) parent: Option<MessageId>,
     pub(crate) progress: WorkflowProgress,
-    /// Number among all that were opened, which tells it from another one of its id.
+    /// Number that distinguishes it from others with its id.
     pub(crate) number: u64,
     pub(crate) base: Position,
-    /// Whether it has changed so that the record at hand must tell.
+    /// Whether it has changed, so that the current record must state its progress.
     is_touched: bool,
     must_be_told: bool,
 }
@@ -78,16 +78,16 @@ pub(crate) struct Workflows {
     all: SeededMap<MessageId, LiveWorkflow>,
     /// Workflows with a record, in the order of their ids, which is that of their times.
     listed: BTreeSet<MessageId>,
-    /// Ended ones, with the time on the steady clock at which each is forgotten.
+    /// Ended workflows, with the steady time at which each is forgotten.
     ended: BTreeSet<(u64, MessageId)>,
-    /// Bytes of the journal that the ended ones take.
+    /// Journal bytes of the ended workflows.
     ended_bytes: u64,
     /// Workflows that may have ended, or have changes to record.
     touched: Vec<MessageId>,
-    /// Workflows with a record, by its number.
+    /// Workflows with a record, by number.
     numbers: BTreeMap<u64, MessageId>,
     opened: u64,
-    /// Time for which a timer is set: that of the first to be forgotten, or before it.
+    /// Time for which a timer is set: that of the first to be forgotten, or earlier.
     timed: Option<u64>,
 }
 
@@ -112,7 +112,7 @@ impl Workflows {
         self.all.get_mut(id)?.record.as_deref_mut()
     }
 
-    /// Number of workflows that are listed.
+    /// Returns the number of listed workflows.
     pub(crate) fn len(&self) -> usize {
         self.listed.len()
     }
@@ -162,7 +162,7 @@ impl Workflows {
         }
     }
 
-    /// Marks the workflow to be looked at before the current record is sealed.
+    /// Marks the workflow to be reviewed before the current record is sealed.
     pub(crate) fn touch(&mut self, id: MessageId) {
         if let Some(record) = self.record_mut(&id)
             && !std::mem::replace(&mut record.is_touched, true)
@@ -179,7 +179,7 @@ impl Workflows {
         }
     }
 
-    /// Forgets what was to be told: the journal has it.
+    /// Forgets changes to be recorded: the journal has them.
     pub(crate) fn forget_touched(&mut self) {
         for id in std::mem::take(&mut self.touched) {
             if let Some(record) = self.record_mut(&id) {
@@ -188,7 +188,7 @@ impl Workflows {
         }
     }
 
-    /// Counts jobs of the workflow that have ended; `base`: place of the job in the journal.
+    /// Counts ended jobs of the workflow. `base`: position of the job in the journal.
     fn count(&mut self, id: MessageId, base: Position, what: impl FnOnce(&mut WorkflowProgress)) {
         let Some(record) = self.record_mut(&id) else {
             return;
@@ -215,7 +215,7 @@ impl Workflows {
         }
     }
 
-    /// Whether the deadline of the workflow of this number is still to come.
+    /// Whether the deadline of the workflow with this number has not passed yet.
     pub(crate) fn awaits_deadline(&self, number: u64) -> bool {
         let id = self.numbers.get(&number);
         let record = id.and_then(|id| self.record(id));
@@ -224,7 +224,7 @@ impl Workflows {
         })
     }
 
-    /// Notes that the deadline of the workflow has come.
+    /// Notes that the deadline of the workflow has passed.
     fn mark_overdue(&mut self, id: MessageId, before: u64) {
         if let Some(record) = self.record_mut(&id) {
             record.progress.is_cancelled = true;
@@ -248,7 +248,7 @@ impl Workflows {
         }
     }
 
-    /// Counts everything again, and panics where a count is wrong.
+    /// Recounts everything, and panics if a count is wrong.
     pub(crate) fn assert_counts(&self) {
         let known = self.all.iter().filter(|(_, workflow)| {
             let is_known = workflow.record.is_some();
@@ -311,7 +311,7 @@ impl BrokerState {
         }
     }
 
-    /// Counts the messages of a join that has failed, or that has not failed after all, for their workflows.
+    /// Counts the messages of a join that has failed, or uncounts them when it has reopened, for their workflows.
     pub(crate) fn count_blocked(&mut self, join: u32, adjust: Adjust) {
         let id = self.joins[join].id;
         for at in 0..self.joins[join].held.len() {
@@ -364,7 +364,7 @@ impl BrokerState {
         }
     }
 
-    /// Returns the outcome of a job that the broker has ended; `None`: it was not needed, and so was not cancelled.
+    /// Returns the outcome of a job that the broker has ended; `None` if it was not needed, which is no cancellation.
     pub(crate) fn outcome_of(&self, ended: UnrunEnd) -> Option<WorkflowState> {
         match ended.how {
             UnrunCause::Expired => Some(WorkflowState::Expired),
@@ -386,7 +386,7 @@ impl BrokerState {
         }
     }
 
-    /// Counts a failed job as one that has not ended, for it is retried. The workflow may have another outcome then.
+    /// Counts a failed job as unfinished again, since it is retried. The workflow may then have another outcome.
     pub(crate) fn count_retry(&mut self, slot: u32) {
         let Some(workflow) = self.workflow_of(slot) else {
             return;
@@ -445,7 +445,7 @@ impl BrokerState {
         self.change_workflow(id, progress);
     }
 
-    /// Sets how far a workflow has come.
+    /// Sets the progress of a workflow.
     pub(crate) fn change_workflow(&mut self, id: MessageId, progress: WorkflowProgress) {
         let failed_kept_ms = self.failed_kept_ms;
         let Some(record) = self.workflows.record_mut(&id) else {
@@ -511,8 +511,7 @@ impl BrokerState {
         }
     }
 
-    /// Whether the deadline of the message's workflow has passed, and ends this message. What waited for a failure may
-    /// run.
+    /// Whether the deadline of the message's workflow has passed and ends this message. Errbacks may still run.
     pub(crate) fn is_overdue(&self, slot: u32) -> bool {
         let workflow = self.workflow_of(slot);
         let record = workflow.and_then(|id| self.workflows.record(&id));
@@ -537,15 +536,15 @@ impl BrokerState {
         record.is_some_and(|record| record.base == base)
     }
 
-    /// Whether no job of the workflow can run, and none is to come.
+    /// Whether no job of the workflow can run, and none will come.
     fn workflow_has_ended(&self, id: &MessageId) -> bool {
         let workflow = self.workflows.all.get(id);
         workflow.is_none_or(|workflow| workflow.live == workflow.blocked)
             && self.joins.unsealed_of(id).is_none()
     }
 
-    /// Has all workflows looked at that have no job left and have not ended: a journal that was repaired has lost
-    /// their ends.
+    /// Schedules a review of all workflows that have no job left and have not ended: a repaired journal lacks their
+    /// ends.
     pub(crate) fn review_workflows(&mut self) {
         let workflows = &self.workflows;
         let is_stale = |(id, record): &(MessageId, &WorkflowRecord)| {
@@ -610,7 +609,7 @@ impl Broker {
                     && !has_ended
                     && progress.overdue_before.is_none()
                 {
-                    // It goes on after its end: a deadline that has passed meanwhile was not for this.
+                    // It continues after its end: a deadline that has passed since does not apply.
                     match self.clocks.has_come(deadline) {
                         true => progress.overdue_before = Some(0),
                         false => {
@@ -637,7 +636,7 @@ impl Broker {
         self.trim_workflows();
     }
 
-    /// Forgets ended workflows while there are too many: those first that would be forgotten first.
+    /// Forgets ended workflows while there are too many, starting with those that would be forgotten first.
     fn trim_workflows(&mut self) {
         for _ in 0..FORGOTTEN_AT_ONCE {
             let workflows = &self.state.workflows;
@@ -654,7 +653,8 @@ impl Broker {
         }
     }
 
-    /// Cancels those that the record at hand has opened, and whose deadlines have passed already: nothing of them starts.
+    /// Cancels workflows that the current record has opened and whose deadlines have already passed: none of their jobs
+    /// start.
     fn end_late_workflows(&mut self) {
         let (workflows, position) = (&self.state.workflows, self.state.position);
         let touched = workflows.touched.iter();
@@ -669,7 +669,7 @@ impl Broker {
         }
     }
 
-    /// Cancels the workflow of this number, whose deadline has come.
+    /// Cancels the workflow with this number, whose deadline has passed.
     pub(crate) fn end_overdue_workflow(&mut self, number: u64) {
         let workflows = &mut self.state.workflows;
         if !workflows.awaits_deadline(number) {
@@ -773,14 +773,15 @@ impl Broker {
         Some(workflow)
     }
 
-    /// Whether the jobs of a workflow were ended because its deadline had come. For the simulator.
+    /// Whether the jobs of a workflow were ended because its deadline had passed. For the simulator.
     pub fn workflow_is_overdue(&self, id: &MessageId) -> bool {
         let record = self.state.workflows.record(id);
         let before = record.and_then(|record| record.progress.overdue_before);
         before.is_some_and(|before| before > 0)
     }
 
-    /// Tells running jobs from waiting ones. There are few leases next to all jobs, so they are counted when somebody asks.
+    /// Separates running jobs from waiting ones. There are few leases compared with jobs, so they are counted on
+    /// demand.
     fn count_running(&self, listed: &mut [WorkflowInfo]) {
         if listed.iter().all(|workflow| workflow.jobs.waiting == 0) {
             return;

@@ -1,7 +1,7 @@
-//! Rare fields of messages, kept once for all messages that have the same: the members of a group share their workflow,
-//! headers and parent, and there may be a million of them.
+//! Rare fields of messages, stored once for all messages that have the same ones. The members of a group share their
+//! workflow, headers and parent, and there may be a million of them.
 //!
-//! Which of them a message has stands in a table by slots, in chunks for those that have neighbours with some.
+//! A table by slot says which extras a message has. It has chunks only where neighbouring slots have some.
 
 use penstock_message::{Extras, SeededState};
 
@@ -12,7 +12,7 @@ use crate::table::slot_index::SlotIndex;
 pub(crate) struct SharedExtras {
     all: Slab<CountedExtras>,
     by_content: SlotIndex,
-    /// The last ones that were set: most often they are set again.
+    /// Extras that were set last: usually they are set again.
     last: Option<u32>,
     chunks: Vec<Option<ExtrasChunk>>,
     len: usize,
@@ -47,12 +47,12 @@ impl SharedExtras {
         self.by_content.hashing()
     }
 
-    /// Returns the extras of a message, which has some.
+    /// Returns the extras of a message, which must have some.
     pub(crate) fn of(&self, slot: u32) -> &Extras {
         &self.all[self.id(slot)].extras
     }
 
-    /// Sets the extras of a message, which has none.
+    /// Sets the extras of a message, which must have none.
     pub(crate) fn set(&mut self, slot: u32, extras: Extras) {
         let id = self.intern(extras);
         let (index, at) = (slot as usize / CHUNK, slot as usize % CHUNK);
@@ -69,7 +69,7 @@ impl SharedExtras {
         self.len += 1;
     }
 
-    /// Forgets the extras of a message, which has some.
+    /// Forgets the extras of a message, which must have some.
     pub(crate) fn forget(&mut self, slot: u32) {
         let id = self.id(slot);
         let (index, at) = (slot as usize / CHUNK, slot as usize % CHUNK);
@@ -118,7 +118,7 @@ impl SharedExtras {
         id
     }
 
-    /// Panics unless the counts here are right.
+    /// Panics unless the counts are right.
     pub(crate) fn assert_counts(&self, messages: usize) {
         assert_eq!(self.len, messages, "messages with extras");
         let users = self.all.iter().map(|(_, shared)| shared.users as usize);

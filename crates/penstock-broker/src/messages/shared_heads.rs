@@ -1,4 +1,4 @@
-//! Properties that many messages share, kept once.
+//! Properties that many messages share, stored once.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -8,7 +8,7 @@ use penstock_message::{SeededMap, SeededState};
 use crate::queues::tally::{Counter, TallyCounts};
 use crate::table::interner::Name;
 
-/// All properties of a message that few messages have for themselves.
+/// Properties of a message that few messages have for themselves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct SharedHead {
     pub(crate) queue: u32,
@@ -16,7 +16,7 @@ pub(crate) struct SharedHead {
     pub(crate) priority: u8,
     pub(crate) max_deliveries: u8,
     pub(crate) crashes: u8,
-    /// Number of retries after it had failed for good, and the attempts it had made by then.
+    /// Number of retries after it had failed for good, and the attempts that it had made by then.
     pub(crate) generation: u32,
     pub(crate) attempts_before: u32,
     pub(crate) attempt: u32,
@@ -37,10 +37,10 @@ impl SharedHeadId {
     }
 }
 
-/// Unused kinds are kept up to this number and as many as are used: a lone job at a time is always of the
-/// kind that was just let go.
+/// Number of unused heads that are kept, besides as many as are in use. If jobs come one at a time, each has the head
+/// that was just released.
 const UNUSED_KEPT: usize = 64;
-/// Kinds whose counts are brought to tallies at once, or as many as one input is about: some 10 µs.
+/// Number of heads whose counts are brought to the tallies at once, or as many as one input concerns: some 10 µs.
 const COUNTED_AT_ONCE: usize = 1024;
 
 #[derive(Debug, Default)]
@@ -50,21 +50,21 @@ pub(crate) struct SharedHeads {
     free: Vec<SharedHeadId>,
     unused: usize,
     last: Option<SharedHeadId>,
-    /// Number of kinds of each queue, and of each task.
+    /// Number of heads of each queue, and of each task.
     of_queues: Vec<u32>,
     of_tasks: Vec<u32>,
-    /// Kinds with counts that are not in the tallies of their queues and tasks yet.
+    /// Heads with counts that are not yet in the tallies of their queues and tasks.
     counted: Vec<SharedHeadId>,
 }
 
 #[derive(Debug)]
 struct CountedHead {
     head: SharedHead,
-    /// Number of messages of this kind; `None`: its place is free.
+    /// Number of messages with this head; `None` if its slot is free.
     users: Option<u32>,
-    /// The flow of ready messages of this kind, once there has been one.
+    /// Flow of ready messages with this head, once there has been one.
     flow: Option<u32>,
-    /// Counts of messages of this kind that no tally has yet; the kind is in `counted` while there are any.
+    /// Counts of messages with this head that are not in a tally yet. While there are any, the head is in `counted`.
     counts: TallyCounts,
     is_counted: bool,
 }
@@ -79,7 +79,7 @@ fn adjust(counts: &mut Vec<u32>, index: usize, by: i32) {
 }
 
 impl SharedHeads {
-    /// Clients choose times to live and attempts, so kinds are hashed with a seed too.
+    /// Creates an empty table. Clients choose times to live and attempts, so heads are hashed with a seed too.
     pub(crate) fn new(hashing: SeededState) -> Self {
         Self {
             by_head: SeededMap::with_hasher(hashing),
@@ -92,9 +92,9 @@ impl SharedHeads {
         *self.by_head.hasher()
     }
 
-    /// Adds a message of this kind.
+    /// Adds a message with this head.
     pub(crate) fn add_message(&mut self, head: &SharedHead) -> SharedHeadId {
-        // A burst of jobs is of one kind.
+        // A burst of jobs has one head.
         let last = self
             .last
             .filter(|last| self.heads[last.index()].head == *head);
@@ -133,7 +133,7 @@ impl SharedHeads {
         id
     }
 
-    /// Removes a message of this kind.
+    /// Removes a message with this head.
     pub(crate) fn remove_message(&mut self, id: SharedHeadId) {
         let users = self.heads[id.index()].users.as_mut();
         let users = users.expect("a kind in use is not free");
@@ -141,7 +141,7 @@ impl SharedHeads {
         self.unused += usize::from(*users == 0);
     }
 
-    /// Counts it for the queue and the task of the kind: see [`SharedHeads::next_counted`].
+    /// Counts an event for the queue and the task of the head: see [`SharedHeads::next_counted`].
     #[inline]
     pub(crate) fn count(&mut self, id: SharedHeadId, what: Counter) {
         let counted = &mut self.heads[id.index()];
@@ -151,24 +151,24 @@ impl SharedHeads {
         }
     }
 
-    /// Whether there are more counts to be brought to tallies than should be at once.
+    /// Whether the number of counts to bring to the tallies exceeds what should be brought at once.
     pub(crate) fn has_many_counted(&self) -> bool {
         self.counted.len() > COUNTED_AT_ONCE
     }
 
-    /// Takes a kind, and the counts to add to the tallies of its queue and its task.
+    /// Takes a head, and the counts to add to the tallies of its queue and its task.
     pub(crate) fn next_counted(&mut self) -> Option<(SharedHead, TallyCounts)> {
         let counted = &mut self.heads[self.counted.pop()?.index()];
         counted.is_counted = false;
         Some((counted.head, std::mem::take(&mut counted.counts)))
     }
 
-    /// Whether there are so many unused ones that they are to be dropped.
+    /// Whether there are enough unused heads to drop them.
     pub(crate) fn has_many_unused(&self) -> bool {
         self.unused > UNUSED_KEPT + self.by_head.len() / 2
     }
 
-    /// Whether there are messages of the queue, in any state, or unused kinds of them are kept.
+    /// Whether the queue has messages in any state, or unused heads.
     pub(crate) fn any_of_queue(&self, queue: u32) -> bool {
         let heads = self.of_queues.get(queue as usize);
         heads.is_some_and(|heads| *heads > 0)
@@ -188,7 +188,7 @@ impl SharedHeads {
         self.heads[id.index()].flow = Some(flow);
     }
 
-    /// Counts the kinds that use each flow.
+    /// Counts the heads that use each flow.
     pub(crate) fn users_of_flows(&self) -> BTreeMap<u32, u32> {
         let mut users = BTreeMap::new();
         for flow in self.heads.iter().filter_map(|counted| counted.flow) {
@@ -197,8 +197,7 @@ impl SharedHeads {
         users
     }
 
-    /// Forgets kinds that no message is of; returns the flows that they used, each as often as it has a user less.
-    /// Their counts must be in tallies.
+    /// Forgets unused heads. Returns their flows, each as often as it loses a user. Their counts must be in tallies.
     pub(crate) fn drop_unused(&mut self) -> Vec<u32> {
         let mut flows = Vec::new();
         if self.unused == 0 {
@@ -231,7 +230,7 @@ impl SharedHeads {
         flows
     }
 
-    /// Panics unless each kind is counted as often as here.
+    /// Panics unless each head has this many messages.
     pub(crate) fn assert_counts(&self, expected: &SeededMap<SharedHead, u32>) {
         let mut in_use = 0;
         for counted in &self.heads {

@@ -1,11 +1,11 @@
-//! Flows that take part, by virtual time.
+//! Active flows, by virtual time.
 
 use std::collections::BTreeSet;
 
 /// A virtual time, and the flow that has it.
 pub(crate) type FlowTurn = (u64, u32);
 
-/// Flows in turn. The first stands outside of the tree, for most levels have one flow, and each job moves a flow twice.
+/// Flows in turn. The first is kept outside the tree, since most levels have one flow, and each job moves a flow twice.
 #[derive(Debug, Default)]
 pub(crate) struct ActiveFlows {
     first: Option<FlowTurn>,

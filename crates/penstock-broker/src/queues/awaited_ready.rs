@@ -1,9 +1,9 @@
-//! Ready messages that running jobs wait for. They are handed out before others of their level, those of the deepest
-//! waiter first, so that what has begun goes on before more begins: as many jobs wait in the midst of their work as a
-//! tree of jobs is deep, for each slot, and not as many as it is wide.
+//! Ready messages that running jobs wait for. They are handed out before others of their level, those with the deepest
+//! waiter first, so that jobs that have begun continue before more begin. The number of jobs that wait in the middle of
+//! their work is then the depth of a tree of jobs for each slot, and not its width.
 //!
-//! A hint, in memory alone: each also stands in the run of its flow, where its place becomes stale when it is taken
-//! from here.
+//! This is a hint, kept only in memory. Each message is also in the run of its flow; its entry there becomes stale when
+//! it is taken from here.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -36,7 +36,7 @@ impl AwaitedReady {
         self.turns.iter().map(|(_, handle)| *handle)
     }
 
-    /// Adds a message, or moves it forward. A turn only ever becomes an earlier one.
+    /// Adds a message, or moves it forward. A turn only ever becomes earlier.
     pub(crate) fn insert(&mut self, handle: Handle, depth: u32) {
         let turn = (Reverse(depth), handle);
         if let Some(was) = self.by_slot.get(&handle.slot) {

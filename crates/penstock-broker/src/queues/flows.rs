@@ -13,7 +13,7 @@ use crate::table::boxed_slab::BoxedSlab;
 use crate::table::fifo::Fifo;
 use crate::table::interner::Name;
 
-/// The flows of one priority.
+/// Flows of one priority.
 #[derive(Debug, Default)]
 pub(crate) struct Level {
     pub(crate) flows: Vec<u32>,
@@ -29,7 +29,7 @@ pub(crate) struct Level {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FlowChoice {
     pub(crate) flow: FlowTurn,
-    /// The message, where it goes before others of its flow.
+    /// The message, if it goes before others of its flow.
     pub(crate) awaited: Option<Handle>,
 }
 
@@ -40,28 +40,28 @@ pub(crate) struct FlowKey {
     pub(crate) task: Name,
 }
 
-/// Messages of one queue, priority and task. It exists for as long as there are kinds of them.
+/// Messages of one queue, priority and task. Exists as long as a shared head uses it.
 #[derive(Debug)]
 pub(crate) struct Flow {
     pub(crate) key: FlowKey,
     /// Index in the list of its level.
     pub(crate) place: u32,
-    /// Number of kinds of messages that are of this flow.
+    /// Number of shared heads that use the flow.
     pub(crate) users: u32,
     pub(crate) virtual_time: u64,
     pub(crate) ready: usize,
     pub(crate) running: ChargedRuns,
     /// Whether some consumer of the queue can run its task, or the queue has none.
     pub(crate) is_wanted: bool,
-    /// Whether jobs of this flow have been seen to wait for others.
+    /// Whether jobs of this flow have ever waited for others.
     pub(crate) waits: bool,
-    /// Ready messages that running jobs wait for. They are in the run as well.
+    /// Ready messages that running jobs wait for. They are also in the run.
     pub(crate) awaited: Option<Box<AwaitedReady>>,
     /// Messages in order of number; some may be stale.
     run: Fifo<InRun>,
     /// Number of the last message in the run.
     last_number: u64,
-    /// Messages that came back after a younger one had come: taken by number among the others.
+    /// Messages that were returned after a younger one had arrived. Taken by number among the others.
     returned: Returned,
 }
 
@@ -131,7 +131,7 @@ impl Level {
         is_unknown
     }
 
-    /// Notes that the consumers of the queue can run other tasks than before.
+    /// Handles a change of the tasks that the queue's consumers can run.
     pub(crate) fn review(&mut self, flows: &mut BoxedSlab<Flow>, is_wanted: impl Fn(Name) -> bool) {
         for slot in &self.flows {
             let flow = &mut flows[*slot];
@@ -148,10 +148,10 @@ impl Level {
         }
     }
 
-    /// Returns the next message for consumers that can run these flows, where some messages are awaited.
+    /// Returns the next message for consumers that can run these flows, if some messages are awaited.
     ///
-    /// Flows of jobs that never wait have their turns by virtual time, as ever. Those that wait begin nothing new while
-    /// something is ready that has begun to be waited for, and of that the deepest goes first.
+    /// Flows of jobs that never wait take turns by virtual time, as usual. Flows of jobs that wait begin nothing new
+    /// while an awaited message is ready; of those the deepest goes first.
     pub(crate) fn choose_awaited(
         &self,
         flows: &BoxedSlab<Flow>,
@@ -172,7 +172,7 @@ impl Level {
         })
     }
 
-    /// Has a ready message of the flow go before others.
+    /// Moves a ready message of the flow ahead of others.
     pub(crate) fn prioritize(&mut self, slot: u32, flow: &mut Flow, handle: Handle, depth: u32) {
         if flow.awaited.is_none() {
             self.awaited.push(slot);
@@ -180,7 +180,7 @@ impl Level {
         flow.awaited.get_or_insert_default().insert(handle, depth);
     }
 
-    /// Handles that a message of the flow is not ready any more.
+    /// Notes that a message of the flow is no longer ready.
     fn leave_awaited(&mut self, slot: u32, flow: &mut Flow, message: u32) {
         let Some(awaited) = &mut flow.awaited else {
             return;
@@ -205,7 +205,7 @@ impl Level {
         now_ms: u64,
     ) -> (u32, Charge) {
         let (virtual_time, index) = active;
-        // Others may be behind that wait for consumers of their own.
+        // Flows that wait for consumers of their own may be behind.
         self.present = self.present.max(virtual_time);
         let flow = &mut flows[index];
         let slot = match awaited {
@@ -233,11 +233,11 @@ impl Level {
         (slot, charge)
     }
 
-    /// Charges an active flow the time that its runs have taken beyond the expected. Returns whether that
-    /// may have changed whose turn it is.
+    /// Charges an active flow for the time that its runs have taken beyond the expected. Returns whether that may have
+    /// changed whose turn it is.
     pub(crate) fn charge(&mut self, slot: u32, flow: &mut Flow, now_ms: u64) -> bool {
         if self.active.is_alone() {
-            // Nobody else wants the turn. It is charged when somebody does.
+            // No other flow wants the turn. The flow is charged when one does.
             return false;
         }
         let more_us = flow.running.charge(now_ms);
@@ -294,8 +294,8 @@ impl Flow {
         }
     }
 
-    /// Drops stale places, where most are. Called while the message that leaves still looks ready; its place is dropped
-    /// at the next sweep or pop.
+    /// Drops stale entries once they are the majority. Called while the removed message still looks ready; its entry is
+    /// dropped at the next sweep or pop.
     fn sweep(&mut self, messages: &Messages) {
         if self.run.len() + self.returned.len() > 2 * self.ready + 64 {
             self.run
@@ -306,7 +306,7 @@ impl Flow {
 
     pub(crate) fn pop(&mut self, messages: &Messages) -> u32 {
         loop {
-            // What is stale has no number any more, and is in nobody's way.
+            // Stale entries have no number any more, and are in nobody's way.
             let next = loop {
                 match self.run.front() {
                     None => break None,
@@ -337,7 +337,7 @@ impl Flow {
         }
     }
 
-    /// Returns the next message to be taken. Forgets those before it that are no longer ready.
+    /// Returns the next message to take. Forgets earlier entries that are no longer ready.
     pub(crate) fn next(&mut self, messages: &Messages) -> Option<Handle> {
         if self.ready == 0 {
             return None;
@@ -362,7 +362,7 @@ impl Flow {
         next.into_iter().chain(returned).min()
     }
 
-    /// Adds ready messages with lower numbers than this, up to `most`.
+    /// Adds ready messages with numbers below `before`, up to `most`.
     pub(crate) fn list_before(
         &self,
         before: u64,
@@ -407,8 +407,8 @@ impl Flow {
     }
 }
 
-/// A place in a run: a handle, of whose number the lower half will do. A place left behind is swept, or
-/// passed by, long before its slot has been used by four billion others and one that looks like it.
+/// An entry in a run: a handle with the lower half of its number, which is enough. A stale entry is swept or skipped
+/// long before its slot has been reused by four billion others, one of which would look like it.
 #[derive(Clone, Copy, Debug)]
 struct InRun {
     slot: u32,
@@ -423,7 +423,7 @@ impl InRun {
         }
     }
 
-    /// Finds the message, unless the place is stale.
+    /// Finds the message, unless the entry is stale.
     pub(crate) fn find(self, messages: &Messages) -> Option<&MessageEntry> {
         let entry = messages.by_slot(self.slot)?;
         (entry.number() as u32 == self.number).then_some(entry)

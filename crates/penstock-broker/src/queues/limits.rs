@@ -1,8 +1,8 @@
-//! Limits of the messages that wait in a queue: new ones are refused when it is full, or old ones dropped.
+//! Limits of the messages that wait in a queue: when it is full, new ones are refused or old ones dropped.
 //!
-//! A queue's length is the number of messages that wait in it, ready or delayed. Running ones are not counted,
-//! nor those that a join holds back: both come to the queue when they must, full or not. So only a publish that
-//! is no part of a run's outcome is refused, and a queue may be somewhat longer than its limit.
+//! A queue's length is the number of messages that wait in it, ready or delayed. Running ones are not counted, nor
+//! those that a join holds: both enter the queue when they must, full or not. So only a publish that is not part of a
+//! run's outcome is refused, and a queue may grow somewhat longer than its limit.
 
 use bytes::Bytes;
 use penstock_faults::planted;
@@ -15,7 +15,7 @@ use crate::state::BrokerState;
 
 const DISPLACED: &str = "its queue was full and newer jobs took its place";
 
-/// Messages that the transaction at hand has added to a queue with limits so far.
+/// Messages that the current transaction has added to a queue with limits so far.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Arrivals {
     queue: u32,
@@ -43,16 +43,16 @@ impl Broker {
         }
     }
 
-    /// Whether new work may be refused at present, by a queue or by all.
+    /// Whether new work may be refused at present, by one queue or by all.
     pub(crate) fn has_limits(&self) -> bool {
         self.state.queues.limited > 0
             || self.space != Space::Plenty
             || self.memory_is_full.is_some()
     }
 
-    /// Whether these operations, and those before them in the record at hand, fit on the disk; if not,
-    /// the error is the operation to refuse. Only half of the room is for them: the ends of segments may stay
-    /// empty, and records that free space later have to be written, too.
+    /// Checks whether these operations, and those before them in the current record, fit on the disk. If not, the error
+    /// is the operation to refuse. They may use only half of the room: the ends of segments may stay empty, and records
+    /// that free space later must be written too.
     pub(crate) fn check_size(&self, ops: &[Op]) -> Result<(), u32> {
         if self.room_bytes == u64::MAX || ops.iter().any(Op::is_settlement) {
             return Ok(());
@@ -66,7 +66,7 @@ impl Broker {
         }
     }
 
-    /// Whether the broker takes new work at all.
+    /// Whether the broker accepts new work at all.
     pub(crate) fn check_admission(&self) -> Result<(), Refusal> {
         if self.space != Space::Plenty {
             return Err(Refusal::DiskFull);
@@ -98,7 +98,7 @@ impl Broker {
             if limits.is_none() {
                 continue;
             }
-            // Where the oldest make room, only what is delayed can be in the way.
+            // If the oldest make room, only delayed messages can be in the way.
             let (mut length, mut waiting_bytes) = match limits.overflow {
                 Overflow::Reject => (
                     queue.ready + queue.delayed - queue.rare().ending,
@@ -137,10 +137,10 @@ impl Broker {
         Ok(())
     }
 
-    /// Drops the oldest messages of a queue that is too full after one has come, when its limits say so. Messages that
-    /// do not fit into the record at hand go in a later step. Only those with lower numbers than `before` go: what
-    /// comes and can not be refused, such as a retry, must not be lost by its own arrival. The queue is longer than
-    /// its limit then.
+    /// Drops the oldest messages of a queue that has become too full, if its limits say so. Messages that do not fit
+    /// into the current record are dropped in a later step. Only messages with numbers below `before` are dropped: a
+    /// message that can't be refused, such as a retry, must not be lost by its own arrival. The queue is then longer
+    /// than its limit.
     pub(crate) fn make_room(&mut self, queue: u32, before: u64) {
         let before = match planted!("displace-itself") {
             true => u64::MAX,
@@ -156,7 +156,7 @@ impl Broker {
             let Some(slot) = queues.oldest_of_lowest(queue, before, messages) else {
                 return;
             };
-            // Clients that wait for its result are told; it must not come back after that.
+            // Clients that wait for its result are notified; it must not come back after that.
             self.must_be_safe();
             let reason = self.state.names.intern(DISPLACED);
             let how = UnrunCause::Displaced;
@@ -183,7 +183,7 @@ impl Broker {
     }
 }
 
-/// Returns roughly the bytes that an operation takes in the journal.
+/// Returns roughly how many bytes an operation takes in the journal.
 fn journal_bytes(op: &Op) -> usize {
     let message_bytes = |message: &Message| {
         let notes: usize = message.notes.iter().map(|note| note.len() + 8).sum();
@@ -217,7 +217,7 @@ fn journal_bytes(op: &Op) -> usize {
     }
 }
 
-/// Names the limit in the way, and where it can be changed.
+/// Names the limit that was reached, and where it can be changed.
 fn full(name: &str, length: u64, bytes: u64, limits: QueueLimits) -> String {
     let limit = match (limits.max_length, limits.max_bytes) {
         (Some(length), Some(bytes)) => format!("{length} jobs and {bytes} bytes"),

@@ -1,4 +1,4 @@
-//! A queue: its levels, its counts, and the consumers that it has.
+//! A queue: its levels, counts and consumers.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -13,14 +13,14 @@ use crate::queues::task_sets::TaskSets;
 use crate::table::boxed_slab::BoxedSlab;
 use crate::table::interner::Name;
 
-/// An entry in the ring of a queue: a consumer, and the serial number by which it is seen to be stale.
+/// An entry in the ring of a queue: a consumer, and a serial number that tells whether the entry is stale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WaitingConsumer {
     pub(crate) consumer: u32,
     pub(crate) serial: u64,
 }
 
-/// The consumers of a queue that can run the same tasks.
+/// Consumers of a queue that can run the same tasks.
 #[derive(Debug)]
 pub(crate) struct Served {
     /// Set of the tasks; `None`: any task.
@@ -35,7 +35,7 @@ const PRIORITIES: usize = penstock_message::HIGHEST_PRIORITY as usize + 1;
 #[derive(Debug)]
 pub(crate) struct Queue {
     pub(crate) name: Name,
-    /// Levels that have flows, by priority; `None`: there are no flows. In boxes, since most queues use one of them.
+    /// Levels that have flows, by priority; `None` if there are no flows. In boxes, since most queues use one of them.
     pub(crate) levels: Option<Box<Levels>>,
     /// Bitmap of the levels that have ready messages.
     pub(crate) ready_levels: u16,
@@ -45,23 +45,23 @@ pub(crate) struct Queue {
     pub(crate) ready_bytes: u64,
     pub(crate) delayed_bytes: u64,
     pub(crate) running: u64,
-    /// Consumers of the queue; `None`: it has none.
+    /// Consumers of the queue; `None` if it has none.
     pub(crate) serving: Option<Box<Serving>>,
     pub(crate) in_ring: bool,
     pub(crate) paused: bool,
     pub(crate) service: Service,
-    /// Whether it has had a consumer, in this life of the broker or in an earlier one.
+    /// Whether it has had a consumer, in this life of the broker or an earlier one.
     pub(crate) was_served: bool,
     pub(crate) tally: Tally,
     /// Number of failed jobs of this queue.
     pub(crate) failed: u64,
-    /// State that is rarely set; `None`: all of it is as by default.
+    /// State that is rarely set; `None` if all of it has the defaults.
     pub(crate) rare: Option<Box<Rare>>,
 }
 
 type Levels = [Option<Box<Level>>; PRIORITIES];
 
-/// The consumers of a queue.
+/// Consumers of a queue.
 #[derive(Debug)]
 pub(crate) struct Serving {
     pub(crate) consumers: u32,
@@ -71,21 +71,21 @@ pub(crate) struct Serving {
     pub(crate) readiness: Readiness,
 }
 
-/// State of a queue that most queues never have; they would take twice the memory otherwise.
+/// State that most queues never have; it would double their memory.
 #[derive(Debug)]
 pub(crate) struct Rare {
-    /// Generation of the timer that waits to warn of tasks that none of the consumers can run.
+    /// Generation of the timer that warns of tasks that no consumer can run.
     pub(crate) unknown_timer: Option<u64>,
-    /// Tasks that such a warning named, and that still wait.
+    /// Tasks that such a warning has named and that still wait.
     pub(crate) told_unknown: BTreeSet<Name>,
-    /// Position of the record that says that it is paused.
+    /// Position of the record that pauses it.
     pub(crate) base: Position,
     pub(crate) limits: QueueLimits,
     /// Position of the record with the limits.
     pub(crate) limits_base: Position,
-    /// Transactions refused because it was full, since the start.
+    /// Number of transactions refused because it was full, since the start.
     pub(crate) refused: u64,
-    /// Messages with lower numbers that come to wait here were purged.
+    /// Number before which messages that start to wait here are purged.
     pub(crate) purge_before: u64,
     /// Number of waiting messages that were purged.
     pub(crate) ending: u64,
@@ -111,7 +111,7 @@ static NONE: Rare = Rare::NONE;
 pub(crate) enum Service {
     /// A consumer takes from it, or there is nothing to take.
     Well,
-    /// Work waits and no consumer takes it; the generation tells which timer waits for that to last.
+    /// Work waits and no consumer takes it. The generation says which timer waits for that to last.
     Missing { generation: u64 },
     /// Work waits, no consumer takes it, and a warning said so.
     Told,
@@ -183,7 +183,7 @@ impl Queue {
             || rare.purge_before > 0
     }
 
-    /// Notes whether work waits for its consumers now: to be called when that may have changed.
+    /// Notes whether work waits for its consumers now. Call it whenever that may have changed.
     pub(crate) fn review_readiness(&mut self, now_ms: u64) {
         let waits = self.ready_levels > 0 && !self.in_ring && !self.paused;
         if let Some(serving) = &mut self.serving {
@@ -192,7 +192,7 @@ impl Queue {
     }
 
     /// Returns the share of the time, mostly of the last 10 seconds, in which a job that some consumer can run would
-    /// have gone to one at once, in thousandths. `None`: it has no consumers.
+    /// have been taken at once, in thousandths. Returns `None` if it has no consumers.
     pub(crate) fn capacity_permille(&self, now_ms: u64) -> Option<u16> {
         let serving = self.serving.as_ref()?;
         Some(serving.readiness.permille(now_ms))
@@ -214,7 +214,8 @@ impl Queue {
             .sum()
     }
 
-    /// Returns the priority and the flow, or place, of the next message for consumers that can run these tasks, if there is any.
+    /// Returns the priority and the flow or message that comes next for consumers that can run these tasks, if there is
+    /// any.
     #[inline]
     pub(crate) fn find_active(
         &self,
@@ -222,7 +223,7 @@ impl Queue {
         flows: &BoxedSlab<Flow>,
         sets: &TaskSets,
     ) -> Option<(usize, FlowChoice)> {
-        // What takes part can be run by somebody.
+        // Some consumer can run every active flow.
         let is_for_all = self.served().len() == 1 || tasks.is_none();
         let mut left = self.ready_levels;
         while left != 0 {

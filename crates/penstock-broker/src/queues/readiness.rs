@@ -1,15 +1,15 @@
-//! The share of the time in which consumers of a queue were ready for its jobs, like RabbitMQ's consumer capacity.
+//! Share of the time in which consumers of a queue were ready for its jobs, like RabbitMQ's consumer capacity.
 
 /// Time in which weights fade by a factor of e.
 const MEMORY_MS: f32 = 10_000.0;
 
-/// A moving average over time. It counts from when it began, so it has no value of before that to fade.
+/// A moving average over time. It starts when it was created, so no earlier value has to fade.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Readiness {
     began_ms: u64,
     /// Time up to which `unready` counts.
     until_ms: u64,
-    /// Weight of the time in which they were not ready; the whole of time weighs 1.
+    /// Weight of the time in which they were not ready, where all of time weighs 1.
     unready: f32,
     is_ready: bool,
 }
@@ -73,7 +73,7 @@ mod tests {
         // Ready for 1 ms of every 4 ms, from the first second to the second minute.
         for now_ms in (5_000..125_000).step_by(4) {
             readiness.set(false, now_ms);
-            // What takes no time weighs nothing.
+            // A state that takes no time weighs nothing.
             readiness.set(true, now_ms);
             readiness.set(false, now_ms);
             readiness.set(true, now_ms + 3);

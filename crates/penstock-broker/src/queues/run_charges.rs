@@ -1,13 +1,12 @@
 //! Charges runs while they run.
 //!
-//! A hand-out charges its flow what the run is expected to cost, and the settlement corrects that. A job that
-//! never ends would then be charged once, and its flow, which seems cheap, would get one slot after the
-//! other until it has them all. So a flow whose turn comes, and whose runs have by now taken what they were
-//! expected to, all of them together, is first charged in advance: they are taken to be half done. Runs that
-//! have ended give back what they did not cost.
+//! A hand-out charges its flow the expected cost of the run, and the settlement corrects that. A job that never ends
+//! would be charged only once, and its seemingly cheap flow would get one slot after another until it has them all. So
+//! before a flow has its turn, its runs are charged in advance if together they have already taken longer than
+//! expected: they are assumed to be half done. When a run ends, the part that it did not cost is refunded.
 //!
-//! Sums are enough: n runs that began at t1, t2, … have taken n × now − (t1 + t2 + …). A queue of runs to be
-//! looked at in a while, each by itself, took a twelfth of the broker's time for jobs that do nothing.
+//! Sums are enough: n runs that began at t1, t2, … have taken n × now − (t1 + t2 + …). A queue of runs to review one by
+//! one took a twelfth of the broker's time for jobs that do nothing.
 
 use std::num::NonZeroU32;
 
@@ -26,13 +25,13 @@ impl Charge {
     }
 }
 
-/// The runs of a flow.
+/// Running jobs of a flow.
 #[derive(Debug, Default)]
 pub(crate) struct ChargedRuns {
     runs: u32,
     /// Sum of the times at which they began.
     since_ms: u64,
-    /// Time that they were expected to take.
+    /// Total time that they were expected to take.
     expected_ms: u64,
     /// Charge beyond the expected one.
     beyond_us: u64,
@@ -49,7 +48,8 @@ impl ChargedRuns {
         self.expected_ms += charge.expected_ms();
     }
 
-    /// Returns how much less is charged beyond what was expected: the cost of this run is charged separately.
+    /// Ends a run. Returns the reduction of the charge beyond the expected cost; the cost of this run is charged
+    /// separately.
     pub(crate) fn end(&mut self, charge: Charge, now_ms: u64) -> u64 {
         self.runs -= 1;
         self.since_ms -= charge.since_ms;
@@ -61,7 +61,7 @@ impl ChargedRuns {
         std::mem::replace(&mut self.beyond_us, beyond_us) - beyond_us
     }
 
-    /// Returns how much more there is to charge, and takes it for charged.
+    /// Charges what is due. Returns how much more that is.
     pub(crate) fn charge(&mut self, now_ms: u64) -> u64 {
         let more_us = self.beyond_us(now_ms).saturating_sub(self.beyond_us);
         self.beyond_us += more_us;

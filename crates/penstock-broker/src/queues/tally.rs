@@ -1,9 +1,9 @@
 //! Counts of jobs by outcome, for each queue and each task: since the broker started, and over the last minute.
 //!
-//! A count is one addition, to the kind of the message (see `messages/shared_heads.rs`). The counts of kinds come into the tallies of
-//! their queues and tasks when ten seconds are over, when somebody asks, or when there are many. A tally brings
-//! its sums and its last minute up to date when other ten seconds have begun. So an unused tally costs
-//! nothing, and one that was used in a single moment keeps no minute.
+//! To count is one addition, to the message's shared head (see `messages/shared_heads.rs`). The counts of heads are
+//! added to the tallies of their queues and tasks when ten seconds are over, when a client asks, or when there are
+//! many. A tally updates its sums and its last minute when another ten seconds have begun. So an unused tally costs
+//! nothing, and one that was used only once keeps no minute.
 
 use penstock_message::{JobCounts, Tallied};
 
@@ -53,7 +53,7 @@ pub(crate) struct Tally {
     now: TallyCounts,
     /// Counts up to that step; `None`: nothing. (Most of many queues are used in one step only.)
     before: Option<Box<[u64; JobCounts::LEN]>>,
-    /// The steps of a minute before the last one, by [`TallyStep::minute_index`]; `None`: they brought nothing.
+    /// Earlier steps of the last minute, by [`TallyStep::minute_index`]; `None` if they counted nothing.
     minute: Option<Box<[TallyCounts; STEPS]>>,
 }
 
@@ -77,7 +77,7 @@ impl Tally {
         }
     }
 
-    /// Notes that it is in use, though there is nothing to count.
+    /// Notes that it is in use although there is nothing to count.
     #[inline]
     pub(crate) fn touch(&mut self, now: TallyStep) {
         if self.last != now {
@@ -121,7 +121,7 @@ impl Tally {
         tally.touch(now);
         let mut last_minute = tally.now.map(u64::from);
         if let Some(minute) = &tally.minute {
-            // The oldest is only partly within the minute.
+            // The oldest step is only partly within the minute.
             let gone_ms = steady_ms % STEP_MS;
             let part = |count: u32| (u64::from(count) * (STEP_MS - gone_ms)).div_ceil(STEP_MS);
             for (minute_index, counts) in minute.iter().enumerate() {
@@ -140,7 +140,7 @@ impl Tally {
     }
 }
 
-/// Adds counts of another tally.
+/// Adds the counts of another tally.
 pub(crate) fn add(sum: &mut JobCounts, counts: JobCounts) {
     sum.enqueued += counts.enqueued;
     sum.started += counts.started;
@@ -159,7 +159,7 @@ mod tests {
 
     #[test]
     fn the_last_minute_is_right_to_a_part_of_ten_seconds() {
-        // One each 100 ms, after a pause of various lengths.
+        // One event every 100 ms, after pauses of various lengths.
         for pause_ms in [0, 7_000, 49_000, 61_000, 200_000] {
             let mut tally = Tally::default();
             let mut times = Vec::new();
@@ -170,7 +170,7 @@ mod tests {
                 times.push(now_ms);
                 let tallied = tally.tallied(now_ms);
                 let recent = times.iter().filter(|at| **at + 60_000 > now_ms).count() as u64;
-                // As if what a step has brought were spread evenly over it.
+                // As if the counts of a step were spread evenly over it.
                 let error = tallied.last_minute.started.abs_diff(recent);
                 assert!(
                     error <= if pause_ms == 0 { 1 } else { 71 },

@@ -1,5 +1,4 @@
-//! Sets of tasks that consumers can run. Equal ones of one app are kept once: a thousand workers
-//! share one.
+//! Sets of tasks that consumers can run. Equal sets of one app are stored once: a thousand workers share one.
 
 use std::sync::Arc;
 
@@ -32,7 +31,7 @@ impl TaskSets {
         }
     }
 
-    /// Returns the set of these tasks of the app, which has one user more.
+    /// Returns the set of these tasks of the app, and adds a user to it.
     pub(crate) fn acquire(&mut self, app: &str, mut tasks: Vec<Name>, names: &mut Interner) -> u32 {
         tasks.sort_unstable();
         tasks.dedup();
@@ -50,7 +49,7 @@ impl TaskSets {
         set
     }
 
-    /// Returns the set of the same tasks of another app, which has one user more.
+    /// Returns the set of the same tasks of another app, and adds a user to it.
     pub(crate) fn acquire_for(&mut self, app: &str, set: u32, names: &mut Interner) -> u32 {
         let tasks = self.sets[set].tasks.1.to_vec();
         self.acquire(app, tasks, names)
@@ -74,8 +73,8 @@ impl TaskSets {
         &self.sets[set].tasks.0
     }
 
-    /// Returns the tasks that two sets of different apps have in common: one of them, and how many others. `None`:
-    /// none, or the sets are of one app, or of one that has no name.
+    /// Returns the tasks that two sets of different apps have in common: one of them, and how many others. Returns
+    /// `None` if there are none, if the sets are of one app, or if either app has no name.
     pub(crate) fn shared(&self, one: u32, other: u32) -> Option<(Name, u64)> {
         let (one, other) = (&self.sets[one].tasks, &self.sets[other].tasks);
         if one.0 == other.0 || one.0.is_empty() || other.0.is_empty() {
@@ -87,7 +86,7 @@ impl TaskSets {
         Some((first, shared.count() as u64))
     }
 
-    /// Whether the set has the task; `None`: a set of all tasks.
+    /// Whether the set has the task; `None` is the set of all tasks.
     pub(crate) fn has(&self, set: Option<u32>, task: Name) -> bool {
         set.is_none_or(|set| self.sets[set].tasks.1.binary_search(&task).is_ok())
     }
@@ -98,7 +97,7 @@ impl TaskSets {
         sets.flat_map(|(_, set)| set.tasks.1.iter().copied())
     }
 
-    /// Returns the number of sets, and of their users in all.
+    /// Returns the number of sets, and their total number of users.
     #[cfg(test)]
     pub(crate) fn counts(&self) -> (usize, usize) {
         let users = self.sets.iter().map(|(_, set)| set.users).sum();

@@ -41,10 +41,10 @@ pub(crate) struct TaskEntry {
     pub(crate) tally: Tally,
 }
 
-/// Slots by names: queues, or tasks. It holds the names.
+/// Slots of queues or tasks by name. Holds the names.
 #[derive(Debug, Default)]
 pub(crate) struct ByName {
-    /// Slot of each name, plus 1; `None` takes no more room than that.
+    /// Slot of each name, plus 1, since `None` then takes no more room.
     slots: Vec<Option<NonZeroU32>>,
     /// Slots in the order of the texts.
     pub(crate) in_order: BTreeMap<Arc<str>, u32>,
@@ -73,7 +73,7 @@ impl ByName {
     }
 }
 
-/// Every task that a message is of, or that was in use of late.
+/// Tasks of all messages, and tasks that were in use recently.
 #[derive(Debug, Default)]
 pub(crate) struct TaskTable {
     pub(crate) all: BoxedSlab<TaskEntry>,
@@ -86,7 +86,7 @@ impl TaskTable {
         self.by_name.find(name)
     }
 
-    /// Returns the slot; true when it is new.
+    /// Finds or creates the task. Returns its slot, and whether it is new.
     pub(crate) fn find_or_create(
         &mut self,
         name: Name,

@@ -1,8 +1,8 @@
 //! Forgets queues and tasks that are not in use.
 //!
-//! They come to be by their first message, or by a setting, and anybody may make up any number of names. So one
-//! that has been empty for an hour, and that nobody serves or has configured, is forgotten except for its counts,
-//! which go to those of others. Each has one timer, which is set again for as long as there is a reason to keep it.
+//! Their first message or a setting creates them, and any client may make up any number of names. So one that has been
+//! empty for an hour, and that no consumer serves and no setting configures, is forgotten. Its counts are added to
+//! those of others. Each has one timer, which is set again as long as there is a reason to keep it.
 
 use penstock_faults::perhaps;
 
@@ -13,7 +13,7 @@ use crate::queues::tally::TallyStep;
 use crate::state::BrokerState;
 use crate::timers::Timer;
 
-/// Shortest interval of reviews of one in use, however short the time it would be kept for.
+/// Shortest interval between reviews of one in use, however short the time for which it would be kept.
 const REVIEWED_AFTER_MS: u64 = 3_600_000;
 
 impl Broker {
@@ -37,7 +37,7 @@ impl Broker {
         }
     }
 
-    /// Forgets a queue or task that has not been in use for long, or looks at it again later.
+    /// Forgets a queue or task that has not been in use for long, or reviews it again later.
     pub(crate) fn review_use(&mut self, what: Forgettable) {
         let kept_ms = self.options.unused_kept_ms;
         self.state.add_counts();
@@ -65,7 +65,7 @@ impl Broker {
 }
 
 impl BrokerState {
-    /// Whether there are messages, in any state, or values of such that have ended.
+    /// Whether it has messages in any state, or values of ended messages.
     fn is_of_messages(&mut self, what: Forgettable) -> bool {
         self.drop_unused_heads();
         let shared_heads = &self.messages.shared_heads;

@@ -1,12 +1,11 @@
 //! Positions of all live things in the journal, oldest first, so that the oldest segment can be emptied.
 //!
-//! A thing counts at its *base*: the record that holds its full state. Later records that only
-//! change it (a grant, a join, a move) come after the base by nature; so once all bases are past a
-//! segment, nothing in that segment is needed.
+//! A thing counts at its *base*: the record that holds its full state. Later records that only change it (a grant, a
+//! join, a move) always come after the base. So once all bases are past a segment, nothing in that segment is needed.
 //!
-//! A change of one thing may change another (the end of a member its join, the end of a copy the owner of a key, a
-//! retry a result). Where the other's base comes after its own, the record says that by itself: a reader who
-//! begins between the two bases does not know the first, and passes over what is told of it.
+//! A change of one thing may change another: the end of a member its join, the end of a copy the owner of a key, a
+//! retry a result. If the other's base is later than its own, the record states the second change explicitly. A reader
+//! that begins between the two bases does not know the first thing, and skips its events.
 
 use std::collections::VecDeque;
 
@@ -30,11 +29,11 @@ pub(crate) enum Entity {
 
 #[derive(Debug, Default)]
 pub(crate) struct LiveBases {
-    /// Messages may be millions: their slots, and the number of them that share a base.
+    /// Slots of messages, of which there may be millions. `bases` has the number of messages that share each base.
     slots: Fifo<u32>,
     bases: Fifo<Bases>,
     others: VecDeque<(Position, Entity)>,
-    /// Number of entries that are known to be stale: their thing is gone or has a later base.
+    /// Number of entries known to be stale: their thing is gone or has a later base.
     stale: usize,
 }
 
@@ -111,7 +110,7 @@ impl LiveBases {
         self.stale = self.stale.saturating_sub(1);
     }
 
-    /// Drops stale entries once they are the greater part; each entry pays for its own sweep.
+    /// Drops stale entries once they are the majority; each entry pays for its own sweep.
     pub(crate) fn sweep(&mut self, is_live: impl Fn(Position, &Entity) -> bool) {
         let is_worth_it = self.stale > 1024 && self.stale > self.len() / 2;
         if !is_worth_it && !perhaps!("sweep-early") {

@@ -1,4 +1,4 @@
-//! Reads events from bytes. Whatever the bytes are, it ends in events or an error.
+//! Reads events from bytes. Any bytes give events or an error.
 
 use std::borrow::Cow;
 
@@ -46,10 +46,10 @@ fn state_of(number: u8) -> Option<MessageState> {
     STATES.get(usize::from(number)).copied()
 }
 
-/// State of a message apart from its body.
+/// State of a message, without its body.
 type Head<'a> = (MessageHead, Option<Extras>, Option<Failing<'a>>);
 
-/// Reads a record event by event.
+/// Reads a record, event by event.
 #[derive(Debug)]
 pub(crate) struct RecordReader<'a> {
     bytes: &'a [u8],

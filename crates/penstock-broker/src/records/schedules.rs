@@ -90,7 +90,7 @@ impl RecordWriter {
         self.tag(message.max_deliveries);
         match message.expires_at {
             None => {}
-            // A plan with another one is refused.
+            // A plan with any other kind of due time is refused.
             Some(Due::AfterMs(ms) | Due::At(ms)) => self.varint(ms),
         }
         if let Some(ttl_ms) = message.result_ttl_ms {

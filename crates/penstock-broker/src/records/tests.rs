@@ -1,4 +1,4 @@
-//! Records that were written, cut short, changed, or never were any.
+//! Records that are whole, cut short, changed, or random bytes.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -11,7 +11,7 @@ use super::*;
 use crate::clock::WhichClock;
 use crate::table::interner::Interner;
 
-/// An event owns what it refers to, so that a list of them can be made from nothing.
+/// Makes an event that owns what it refers to, so that lists of events can be generated.
 fn event() -> impl Strategy<Value = RecordEvent<'static>> {
     let id = any::<[u8; 16]>().prop_map(MessageId);
     let bytes = vec(any::<u8>(), 0..40).prop_map(|bytes| &*bytes.leak());
@@ -300,7 +300,7 @@ fn event() -> impl Strategy<Value = RecordEvent<'static>> {
                 let (join, (count, max_failures, failures, is_released), (over_at, ttl_ms)) = plain;
                 let then = then.into_iter();
                 let then: Vec<Member> = then.map(|(join, index)| Member { join, index }).collect();
-                // Those are written with their number, which is not 0 then.
+                // These are written with their number, which is then not 0.
                 let causes = if failures > 0 { causes } else { Vec::new() };
                 RecordEvent::JoinState {
                     join,
@@ -523,7 +523,7 @@ proptest! {
         let (mut names, _) = names();
         let mut bytes = written(&names, &events);
         let at = at.index(bytes.len());
-        // It ends between two events, or it is an error.
+        // The cut is between two events, or it is an error.
         if let Ok(fewer) = read(&bytes[..at], &mut names) {
             prop_assert!(events.starts_with(&fewer));
         }

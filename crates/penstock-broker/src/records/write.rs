@@ -13,7 +13,7 @@ use super::{
 use crate::clock::ClockTime;
 use crate::table::interner::{Interner, Name};
 
-/// Events of one record on their way into bytes.
+/// Writes the events of one record into bytes.
 #[derive(Debug, Default)]
 pub(crate) struct RecordWriter {
     pub(super) bytes: Vec<u8>,
@@ -21,7 +21,7 @@ pub(crate) struct RecordWriter {
     pub(super) time: WallMs,
     number: u64,
     grant: u64,
-    /// Record (by count) that last spelled out each name, and its place among the names there.
+    /// Record (by count) that last spelled out each name, and its index among the names there.
     spelled: Vec<(u64, u32)>,
     names_spelled: u32,
     records: u64,
@@ -48,7 +48,7 @@ impl RecordWriter {
         self.time
     }
 
-    /// Takes the finished record; the next event begins another.
+    /// Takes the finished record. The next event begins another.
     pub(crate) fn take(&mut self) -> Vec<u8> {
         let capacity = self.bytes.len().min(64 << 10);
         std::mem::replace(&mut self.bytes, Vec::with_capacity(capacity))
@@ -732,7 +732,7 @@ impl RecordWriter {
         if generation != 0 {
             self.varint(u64::from(generation));
         }
-        // What is more than the number of retries and one is a list of delays.
+        // A number that exceeds the number of retries by more than one stands for a list of delays.
         match &extras.retries {
             None => {}
             Some(Retries::AtMost(count)) => {
@@ -900,7 +900,7 @@ impl RecordWriter {
     fn receipt(&mut self, receipt: &Receipt) {
         match receipt {
             Receipt::Applied(applied) => {
-                // Code 0 was all that format 1 had to say of it.
+                // Code 0 was all that format 1 could express.
                 let has_more = !applied.owners.is_empty()
                     || applied.found.is_some()
                     || applied.operation.is_some();
@@ -1019,7 +1019,7 @@ impl RecordWriter {
         }
     }
 
-    /// Writes zero and the text, the first time; then its place, from 1.
+    /// Writes zero and the text the first time, and later its index, from 1.
     fn name(&mut self, names: &Interner, name: Name) {
         if self.spelled.len() <= name.index() {
             self.spelled.resize(name.index() + 1, (0, 0));

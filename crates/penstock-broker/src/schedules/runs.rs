@@ -1,28 +1,28 @@
-//! Lengths of the runs of a schedule's jobs, so that one which hangs is named.
+//! Durations of the runs of a schedule's jobs, so that a hanging job is reported.
 //!
-//! A run is from when the broker made the job until it has ended, with its retries, and with the whole group that has taken its
-//! place. One that waited for a worker is given its time from when it began. Only the last job of a schedule is watched. All
-//! of it is in memory: a broker that starts knows no lengths.
+//! A run lasts from when the broker made the job until it has ended, including its retries and any group that replaces
+//! it. If the job waited for a worker, the time counts from when it began. Only the last job of a schedule is watched.
+//! All of this is in memory only, so a restarted broker knows no durations.
 
 use std::collections::VecDeque;
 
-/// Lengths that are kept of each schedule.
+/// Number of durations kept for each schedule.
 const KEPT: usize = 15;
-/// Lengths without which nothing is said.
+/// Number of durations needed before anything is reported.
 const NEEDED: usize = 5;
-/// Multiple of the median at which a run is said to hang.
+/// Multiple of the median after which a run counts as hanging.
 const TIMES: u64 = 10;
-/// Length up to which no run is said to hang.
+/// Duration up to which no run counts as hanging.
 const AT_LEAST_MS: u64 = 1_000;
-/// Distance of two looks at a job that has waited for so long that it could hang, but has not begun.
+/// Interval between checks of a job that has waited long enough to hang but has not begun.
 const AGAIN_MS: u64 = 5_000;
 
 #[derive(Debug, Default)]
 pub(super) struct Runs {
     lengths_ms: VecDeque<u64>,
-    /// Time at which the job was made that has not ended.
+    /// Time at which the unfinished job was made.
     made_at: Option<u64>,
-    /// Time of the next look at it; `None`: it was named.
+    /// Time of its next check; `None` if it was reported.
     look_at: Option<u64>,
 }
 
@@ -34,7 +34,7 @@ pub(super) struct Hung {
 }
 
 impl Runs {
-    /// Notes that a job was made. Times are in ms of one clock that never goes back.
+    /// Notes that a job was made. Times are in ms of a clock that never goes back.
     pub(super) fn begin(&mut self, now: u64) {
         self.made_at = Some(now);
         let median = self.median();
@@ -57,12 +57,12 @@ impl Runs {
         self.lengths_ms.push_back(now.saturating_sub(made_at));
     }
 
-    /// Returns when to ask again whether the job hangs.
+    /// Returns when to check again whether the job hangs.
     pub(super) fn look_at(&self) -> Option<u64> {
         self.look_at
     }
 
-    /// Returns the run if it hangs: once. `begun_at`: when the job came to a worker; `None`: it waits.
+    /// Returns the run if it hangs; only once. `begun_at` is when the job reached a worker; `None` if it waits.
     pub(super) fn hung(&mut self, now: u64, begun_at: Option<u64>) -> Option<Hung> {
         self.look_at.filter(|at| *at <= now)?;
         let (made_at, median_ms) = (self.made_at?, self.median()?);

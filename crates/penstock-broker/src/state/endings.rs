@@ -1,4 +1,4 @@
-//! Ends of messages: what each of them changes, live and in replay.
+//! Ends of messages: the changes that each makes, live and in replay.
 
 use bytes::Bytes;
 use penstock_faults::planted;
@@ -19,13 +19,13 @@ pub(crate) enum Ending<'a> {
     Acked { cost_us: Option<u64> },
     /// Its run is over, and something else takes its place.
     Replaced { cost_us: Option<u64> },
-    /// Failed for good; the message stays as a failed job.
+    /// It failed for good; the message stays as a failed job.
     Failed {
         failure: &'a Failing<'a>,
         note: Option<Bytes>,
         cost_us: Option<u64>,
     },
-    /// The broker ended it without a run. `kept`: its value is there for as long as results are kept.
+    /// The broker ended it without a run. `kept`: its value exists for as long as results are kept.
     Unrun { ended: UnrunEnd, kept: bool },
     /// A failed job is forgotten.
     Dropped,
@@ -43,9 +43,9 @@ pub(super) fn owned(failure: &Failing<'_>) -> KeptFailure {
 }
 
 impl BrokerState {
-    /// Ends a message: the one way in which that happens, live and in replay, whatever ended it. Takes it
-    /// out of its place, frees the key that it owns, reports to the join that it is a member of, and keeps
-    /// all values and notes that are to be kept.
+    /// Ends a message. This is the only way in which one ends, live and in replay, whatever the cause. Takes the
+    /// message out of its place, frees the key that it owns, reports to the join that it is a member of, and keeps all
+    /// values and notes that are to be kept.
     pub(crate) fn end(&mut self, slot: u32, ending: Ending<'_>) {
         let entry = &self.messages[slot];
         let (id, base) = (entry.id, entry.base());
@@ -60,7 +60,7 @@ impl BrokerState {
                 Ending::Acked { .. } => Some(WorkflowState::Succeeded),
                 Ending::Failed { .. } => Some(WorkflowState::Failed),
                 Ending::Unrun { ended, .. } => self.outcome_of(*ended),
-                // It was counted when it failed; or its job goes on.
+                // It was counted when it failed, or its job continues.
                 Ending::Dropped | Ending::Replaced { .. } => None,
             };
             if let Some(outcome) = outcome {
@@ -108,7 +108,7 @@ impl BrokerState {
                     self.report(member, base, failure);
                 }
             }
-            // It has reported when it failed.
+            // It reported when it failed.
             Ending::Dropped => is_last = self.forget_message(slot, None),
         }
         if let Some(inputs) = inputs
@@ -122,7 +122,7 @@ impl BrokerState {
         }
     }
 
-    /// Removes a message; true when it was the last of its copies.
+    /// Removes a message. Returns whether it was the last of its copies.
     pub(crate) fn forget_message(&mut self, slot: u32, cost_us: Option<u64>) -> bool {
         let was_live = !self.messages[slot].is_failed();
         let has_rare_fields = self.messages[slot].has_rare_fields();
@@ -174,7 +174,7 @@ impl BrokerState {
         self.wait_for_ended_values(ttl_ms);
     }
 
-    /// Sets the timer for the oldest value of this time to live, unless there is one.
+    /// Sets the timer for the oldest value with this time to live, unless there is one.
     pub(crate) fn wait_for_ended_values(&mut self, ttl_ms: u64) {
         if let Some(slot) = self.ends.first(ttl_ms, &self.messages)
             && self.ends.timed.insert(ttl_ms)
@@ -185,7 +185,7 @@ impl BrokerState {
         }
     }
 
-    /// Returns the first value of this time to live, if its time is over by `now`, and for how long it is.
+    /// Returns the first value with this time to live if it has expired by `now`, and how long ago it did.
     pub(crate) fn first_ended_before(&mut self, ttl_ms: u64, now: u64) -> Option<(u32, u64)> {
         let slot = self.ends.first(ttl_ms, &self.messages)?;
         let over = self.messages.ended(slot).at.saturating_add(ttl_ms);
@@ -206,7 +206,7 @@ impl BrokerState {
         self.ends.note_removed();
     }
 
-    /// Restores values that were carried forward; returns their places, by number.
+    /// Restores values that were carried forward. Returns their slots, by number.
     pub(crate) fn restore_ends(&mut self, ends: &KeptEnds<'_>, end: &KeptEnd) -> u32 {
         self.numbers = self.numbers.max(end.number);
         self.forget_value(&Key::Result(end.id));
@@ -248,7 +248,7 @@ impl BrokerState {
         self.forget_asked(slot);
         self.take(slot, cost_us);
         self.count_live(slot, Adjust::Subtract);
-        // It is held no more, while what it takes changes.
+        // It is not held while its size changes.
         self.messages.set_state(slot, EntryState::Failed);
         self.abandon_expiry(slot);
         self.free_claim(slot);
@@ -286,7 +286,7 @@ impl BrokerState {
         self.wait_for_failed_jobs();
     }
 
-    /// Puts a failed job back in a queue, as its next generation.
+    /// Returns a failed job to a queue, as its next generation.
     pub(crate) fn revive(&mut self, slot: u32, to: u64, queue: Name) {
         let id = self.messages[slot].id;
         self.take(slot, None);
@@ -318,8 +318,8 @@ impl BrokerState {
         self.cool_when_safe(slot);
     }
 
-    /// Hashes class and task, by which failures that the broker finds itself are grouped. FNV-1a, from
-    /// the authors' page, because the journal keeps it.
+    /// Hashes class and task, which group the failures that the broker finds itself. FNV-1a, from its authors' page,
+    /// since the journal stores it.
     pub(crate) fn fingerprint(&self, slot: u32, class: &str) -> u64 {
         let task = self.names.text(self.messages.shared_head(slot).task);
         let bytes = class.bytes().chain([0]).chain(task.bytes());

@@ -1,4 +1,4 @@
-//! Progress of joins: members that report, messages that are released or blocked.
+//! Progress of joins: members that report, and messages that are released or blocked.
 
 use penstock_faults::planted;
 use penstock_message::{
@@ -19,14 +19,14 @@ pub(crate) struct Reported {
     pub(crate) join: JoinId,
     pub(crate) index: u32,
     pub(crate) arrival: Arrival,
-    /// The join stands behind its member in the journal: it was carried forward already. The member's segment
-    /// may be reclaimed, and then its end says nothing to whoever reads the rest, for it names a message that is
-    /// not there. So the arrival is told by itself.
+    /// Whether the arrival must be recorded by itself, because the join is behind its member in the journal: it was
+    /// already carried forward. The member's segment may be reclaimed. A later reader then does not know the member,
+    /// and skips its end.
     pub(crate) must_be_told: bool,
 }
 
 impl BrokerState {
-    /// Opens a join. Of its progress only what a new one has is taken.
+    /// Opens a join. Uses only those parts of `progress` that a new join has.
     pub(crate) fn open_join(
         &mut self,
         id: JoinId,
@@ -48,7 +48,7 @@ impl BrokerState {
         join.base = self.position;
         let bytes = join.journal_bytes();
         self.live_bytes += bytes;
-        // It is something to keep though it may hold nothing, or there could be any number of them.
+        // The join counts as kept even if it holds nothing; otherwise there could be any number of them.
         join.kept = Amount { jobs: 1, bytes };
         for index in 0..self.joins[slot].held.len() {
             let handle = self.joins[slot].held[index];
@@ -68,14 +68,14 @@ impl BrokerState {
         );
     }
 
-    /// Counts members that have come to an unsealed join.
+    /// Counts members added to an unsealed join.
     pub(crate) fn grow_join(&mut self, slot: u32, by: u32) {
         if let Some(growth) = &mut self.joins[slot].growth {
             growth.members += by;
         }
     }
 
-    /// Ends the coming of members to a join. `cancelled`: its workflow was, and its outcome is known already.
+    /// Closes a join to new members. `cancelled`: its workflow was cancelled, so its outcome is already known.
     pub(crate) fn seal_join(&mut self, slot: u32, count: u32, cancelled: bool) {
         self.close_join(slot, count, cancelled);
         let join = &mut self.joins[slot];
@@ -95,7 +95,7 @@ impl BrokerState {
         self.count_for_join(slot, Adjust::Subtract, Amount { jobs: 0, bytes });
     }
 
-    /// Adds a member, which has ended as the arrival says; false when this one had arrived before.
+    /// Adds a member that has ended with `arrival`. Returns false if it had already arrived.
     pub(crate) fn arrive(&mut self, slot: u32, index: u32, arrival: Arrival) -> bool {
         let join = &mut self.joins[slot];
         let was_bytes = join.journal_bytes();
@@ -113,7 +113,7 @@ impl BrokerState {
         is_new
     }
 
-    /// Counts anew the bytes that a join takes in the journal.
+    /// Recounts the journal bytes of a join.
     fn recount_join(&mut self, slot: u32, was_bytes: u64) {
         let bytes = self.joins[slot].journal_bytes();
         self.live_bytes += bytes;
@@ -123,7 +123,7 @@ impl BrokerState {
         self.count_for_join(slot, Adjust::Subtract, amount(was_bytes));
     }
 
-    /// Reports a member of a join that has ended; its full state stands in the journal at `base`.
+    /// Reports a member of a join that has ended. Its full state is in the journal at `base`.
     pub(crate) fn report(&mut self, member: Option<Member>, base: Position, arrival: Arrival) {
         if let Some(Member { join, index }) = member
             && let Some(slot) = self.joins.find(&join)
@@ -135,7 +135,8 @@ impl BrokerState {
         }
     }
 
-    /// Reports a member of a join that a failure has blocked. No record of the member says so, so that the journal has to.
+    /// Reports a member of a join that a failure has blocked. No record of the member says so, so the report must be
+    /// recorded.
     pub(crate) fn report_blocked(&mut self, member: Option<Member>, causes: &[MessageId]) {
         let reported = self.reported.len();
         let arrival = Arrival::Failed(causes.to_vec());
@@ -145,16 +146,16 @@ impl BrokerState {
         }
     }
 
-    /// Blocks the messages of a join, too many members of which have failed: that is derived from this. Those that wait
-    /// for a failure are ready now, and the joins in which it has places hear of it. Where no member has failed, and one was
-    /// not needed, the same goes for the messages.
+    /// Blocks the messages of a join with too many failed members; that they are blocked is derived from this. Its
+    /// errbacks become ready, and the joins in which it has places learn of it. If no member has failed and one was not
+    /// needed, the messages are not needed either.
     pub(crate) fn block_join(&mut self, slot: u32, at: u64) {
         if let Some(members) = self.joins[slot]
             .growth
             .as_ref()
             .map(|growth| growth.members)
         {
-            // What would come later would run for nothing, and escape whoever cancels the workflow.
+            // Later members would run for nothing, and would escape a cancellation of the workflow.
             self.close_join(slot, members, true);
         }
         let was_over = self.joins[slot].is_over;
@@ -180,7 +181,7 @@ impl BrokerState {
         let failure = join.failure();
         let is_needless = failure == Arrival::NotNeeded;
         match is_needless {
-            // Those messages end step by step.
+            // Those messages end in steps.
             true => {
                 join.is_needless = true;
                 self.joins_needless.push_back(id);
@@ -214,7 +215,7 @@ impl BrokerState {
         self.report_join(slot, &failure);
     }
 
-    /// Reports a join to those in which it has places, and to the schedule whose job it stands for.
+    /// Reports a join to those in which it has places, and to the schedule whose job it replaced.
     fn report_join(&mut self, slot: u32, arrival: &Arrival) {
         let join = &self.joins[slot];
         if self.schedules.await_jobs() {
@@ -228,7 +229,7 @@ impl BrokerState {
         }
     }
 
-    /// Has a join wait again for a member that had failed. `causes`: jobs at the root of the failures that are left.
+    /// Makes a join wait again for a member that had failed. `causes`: jobs that caused the remaining failures.
     pub(crate) fn revive_member(&mut self, slot: u32, index: u32, causes: Vec<MessageId>) {
         let join = &mut self.joins[slot];
         let was_bytes = join.journal_bytes();
@@ -236,8 +237,8 @@ impl BrokerState {
         self.recount_join(slot, was_bytes);
     }
 
-    /// Opens a join again that was over: so few of its members have failed now that it puts up with them. What it has
-    /// released when it failed stays released.
+    /// Reopens a join that was over: so few of its members have failed now that it tolerates them. Messages that it
+    /// released when it failed stay released.
     pub(crate) fn reopen_join(&mut self, slot: u32) {
         let join = &mut self.joins[slot];
         if !std::mem::take(&mut join.is_over) {
@@ -250,7 +251,7 @@ impl BrokerState {
         self.joins_over.remove(&(over_at, id));
     }
 
-    /// Restores the progress of a join when it was carried forward.
+    /// Restores the progress of a join from when it was carried forward.
     pub(crate) fn restore_join(
         &mut self,
         slot: u32,
@@ -261,7 +262,7 @@ impl BrokerState {
     ) {
         match (&mut self.joins[slot].growth, progress.unsealed) {
             (Some(growth), Some(carried)) if carried.session > 0 => **growth = carried,
-            // In a journal that was repaired, the record of its seal may be gone.
+            // A repaired journal may lack the record of its seal.
             (Some(_), carried) => self.close_join(slot, count, carried.is_some()),
             (None, _) => {}
         }
@@ -273,14 +274,14 @@ impl BrokerState {
         join.has_needless = progress.has_needless;
         join.is_released = progress.is_released;
         if progress.is_needless {
-            // What it had to say was said before.
+            // Its arrival was already reported.
             join.is_needless = true;
             self.joins_needless.push_back(join.id);
         }
         join.result_ttl_ms = progress.result_ttl_ms;
         self.recount_join(slot, was_bytes);
         if let Some(at) = over_at {
-            // What it had to say was said before.
+            // Its arrival was already reported.
             let then = std::mem::take(&mut self.joins[slot].then);
             self.put_join_over(slot, at);
             self.joins[slot].then = then;
@@ -298,9 +299,9 @@ impl BrokerState {
         }
     }
 
-    /// Ends a join. The messages that it held are ready now, or the caller settles them. A released one stays while its
-    /// values may be read, which the caller finds out.
-    /// `at`: time of the release on the steady clock, where messages have times that begin with it.
+    /// Ends a join. The messages that it held become ready, or the caller settles them. A released join stays while its
+    /// values may be read, which the caller determines. `at`: steady time of the release, if messages have times that
+    /// count from it.
     pub(crate) fn end_join(
         &mut self,
         slot: u32,
@@ -322,7 +323,7 @@ impl BrokerState {
         self.joins.may_be_unread(id);
     }
 
-    /// Makes the messages ready that the join held, as far as they have not ended since.
+    /// Makes the messages ready that the join held and that have not ended since.
     fn release(
         &mut self,
         join: JoinId,
@@ -357,13 +358,13 @@ impl BrokerState {
         }
     }
 
-    /// Whether a message that a join releases is cancelled by an operation under way, which knows it by its number. It ends
-    /// by that one or by the purge that it would be renumbered for.
+    /// Whether an operation under way, which knows the message by its number, cancels a message that a join releases.
+    /// The message is then ended by that operation, or by the purge because of which it would be renumbered.
     pub(crate) fn keeps_its_number(&self, slot: u32) -> bool {
         self.mark_that_cancels(slot).is_some()
     }
 
-    /// Whether a message that the join holds has times that begin with its release.
+    /// Whether a message that the join holds has times that count from its release.
     pub(crate) fn has_times(&self, slot: u32) -> bool {
         let mut held = self.joins[slot].held.iter();
         held.any(|handle| {
@@ -375,7 +376,7 @@ impl BrokerState {
         })
     }
 
-    /// Takes the times that begin with the release of a message.
+    /// Takes the times that count from the release of a message.
     fn take_times(&mut self, slot: u32) -> Option<ReleaseTimes> {
         self.messages.extras(slot)?.later.as_ref()?;
         self.live_bytes -= self.messages.journal_bytes(slot);
@@ -384,7 +385,7 @@ impl BrokerState {
         times
     }
 
-    /// Puts a message that was released at this time in its place.
+    /// Puts a message that was released at this time into its place.
     fn wait_from(&mut self, slot: u32, times: ReleaseTimes, at: u64) {
         if let Some(ms) = times.expires_after_ms {
             self.abandon_expiry(slot);
@@ -407,8 +408,8 @@ impl BrokerState {
         self.set_expiry(slot);
     }
 
-    /// Returns new numbers for the messages that the join holds, if a purge of one of their queues is under way: only
-    /// messages that waited were purged, and these did not.
+    /// Returns new numbers for the messages that the join holds, if a purge of one of their queues is under way: a
+    /// purge is for waiting messages, and these did not wait.
     pub(crate) fn renumber_behind_marks(&self, slot: u32) -> Option<Renumbered> {
         if self.marks.is_empty() || planted!("purge-released") {
             return None;
@@ -440,7 +441,7 @@ impl BrokerState {
         held.map(|handle| handle.number).collect()
     }
 
-    /// Ends a join that the journal no longer holds itself.
+    /// Ends a join that is no longer in the journal itself.
     pub(crate) fn end_unknown_join(
         &mut self,
         id: JoinId,
@@ -454,14 +455,14 @@ impl BrokerState {
         }
     }
 
-    /// Releases messages that only a journal that lost their join could have left; they must not wait for ever.
+    /// Releases messages whose join is missing, which only a damaged journal can leave. They must not wait forever.
     pub(crate) fn release_orphans(&mut self) {
         for (join, held) in self.joins.take_all_early() {
             self.release(join, held, None, None);
         }
     }
 
-    /// Returns the jobs at the root of a member's failure: itself, or those that have blocked it.
+    /// Returns the jobs that caused a member's failure: itself, or those that have blocked it.
     pub(crate) fn causes_of(&self, slot: u32) -> Vec<MessageId> {
         match self.messages.state(slot) {
             EntryState::Held(join) if self.is_blocked(slot) => {
@@ -472,14 +473,14 @@ impl BrokerState {
         }
     }
 
-    /// Counts a message no more among those that read the values of a join.
+    /// Uncounts a message among those that read the values of a join.
     pub(crate) fn stop_reading(&mut self, slot: u32) {
         if let Some(inputs) = self.messages.extras(slot).and_then(|extras| extras.inputs) {
             self.joins.remove_reader(inputs.join);
         }
     }
 
-    /// Closes released joins whose values nobody can read any more. Looks at so many; the end of one may be that of others.
+    /// Closes up to `most` released joins whose values can't be read any more; closing one may close others.
     pub(crate) fn close_unread_joins(&mut self, most: usize) {
         for _ in 0..most {
             if !self.joins.has_unread() {
@@ -491,7 +492,7 @@ impl BrokerState {
         }
     }
 
-    /// Looks, after a recovery, for joins within joins, and closes those whose values nobody can read any more.
+    /// Links joins within joins after a recovery, and closes those whose values can't be read any more.
     pub(crate) fn review_joins(&mut self, now: u64) {
         self.joins.nest_all();
         let released = self.joins.iter().filter(|(_, join)| join.is_released);
@@ -500,7 +501,7 @@ impl BrokerState {
             self.joins.may_be_unread(id);
         }
         self.close_unread_joins(usize::MAX);
-        // What a journal that was repaired has lost may have failed them.
+        // Records that a repaired journal lacks may have failed them.
         let failed = self
             .joins
             .iter()
@@ -511,8 +512,8 @@ impl BrokerState {
         }
     }
 
-    /// Forgets, in a replay, a released join when a new one of the same id follows: nobody read its values any more by
-    /// then. `is_released`: it is the same one.
+    /// Drops, during replay, a released join when a new one with the same id follows; no reader can hold its values by
+    /// then. `is_released`: the join that follows is the same one.
     pub(crate) fn forget_if_unread(&mut self, id: &JoinId, is_released: bool) {
         if let Some(slot) = self.joins.find(id)
             && self.joins[slot].is_released

@@ -38,8 +38,7 @@ impl BrokerState {
         }
     }
 
-    /// Whether the value of this key, or what is left of a message that has it, stands behind a message in the
-    /// journal.
+    /// Whether the value of this key, or of an ended message with this key, is behind a message in the journal.
     pub(crate) fn value_stands_behind(&self, key: &Key, slot: u32) -> bool {
         let base = self.messages[slot].base();
         let stored = self.keys.value(key).map(|stored| stored.base);
@@ -51,8 +50,8 @@ impl BrokerState {
         stored.max(ended).is_some_and(|at| base < at)
     }
 
-    /// Removes the value, and any claim there is. The message that owned the key does not take it again when it fails and
-    /// is retried: once its record has been carried forward, nothing says that it ever had the key.
+    /// Removes the value and any claim on the key. The message that owned the key does not take it back when it fails
+    /// and is retried. Once its record has been carried forward, nothing says that it ever had the key.
     pub(crate) fn remove_key(&mut self, key: &Key) {
         self.forget_value(key);
         if let Some(owner) = self.keys.owner(key) {
@@ -62,7 +61,7 @@ impl BrokerState {
         self.touch(key);
     }
 
-    /// Drops the value: its time is over, or its group is over the cap.
+    /// Drops the value: it has expired, or its group is over the cap.
     pub(crate) fn drop_value(&mut self, key: &Key) {
         self.forget_value(key);
         self.touch(key);
@@ -99,7 +98,7 @@ impl BrokerState {
         self.messages.set_until_start(slot, until);
     }
 
-    /// Returns the message that has this key, or for which it is kept though that may have ended.
+    /// Returns the message that owns this key, or for which the key is kept although the message may have ended.
     pub(crate) fn owner_of(&self, key: &Key) -> Option<MessageId> {
         if let Some(owner) = self.keys.owner(key) {
             return self.messages.get(owner).map(|entry| entry.id);
@@ -109,7 +108,7 @@ impl BrokerState {
         id.filter(|_| matches!(key, Key::Scoped(..)))
     }
 
-    /// Whether a message that owns a key waits for nothing but its turn, so that another may take its place.
+    /// Whether a message that owns a key only waits for its turn, so that another may replace it.
     pub(crate) fn can_be_replaced(&self, slot: u32) -> bool {
         let entry = &self.messages[slot];
         let extras = self.messages.extras(slot);
@@ -123,8 +122,7 @@ impl BrokerState {
             && self.mark_that_cancels(slot).is_none()
     }
 
-    /// Makes a message the owner of a key. In a journal that was repaired the record may be gone in which the last owner
-    /// lost it.
+    /// Makes a message the owner of a key. A repaired journal may lack the record in which the previous owner lost it.
     pub(super) fn own(&mut self, slot: u32, key: Key) {
         if let Some(owner) = self.keys.owner(&key)
             && owner.slot != slot
@@ -147,7 +145,7 @@ impl BrokerState {
         }
     }
 
-    /// Renumbers the claim of a message with another number, if the key is its own.
+    /// Renumbers the claim of a message that has a new number, if it owns the key.
     pub(super) fn renumber_claim(&mut self, slot: u32, was: u64) {
         if let Some(claim) = self.messages.claim(slot).cloned()
             && self.keys.owner(&claim) == Some(Handle { number: was, slot })
@@ -164,7 +162,7 @@ impl BrokerState {
         (owner == Some(self.messages.handle(slot))).then(|| claim.clone())
     }
 
-    /// Takes its key from a message for good.
+    /// Frees the key of a message, which loses it for good.
     pub(crate) fn give_up_claim(&mut self, slot: u32) {
         self.free_claim(slot);
         self.messages.forget_claim(slot);
@@ -183,7 +181,7 @@ impl BrokerState {
         let others = others.filter(|other| *other != slot && !messages[*other].is_failed());
         match others.min_by_key(|other| messages[*other].number()) {
             Some(copy) => {
-                // As with members of joins: the end of this one may say nothing later.
+                // As with members of joins: a later reader may skip the end of this copy.
                 if messages[slot].base() < messages[copy].base() {
                     let number = messages[copy].number();
                     self.inherited.push((number, claim.clone()));

@@ -1,4 +1,4 @@
-//! Places of messages in their queues: ready, delayed, behind the mark of an operation on many.
+//! Places of messages in their queues: ready, delayed, or behind the mark of an operation.
 
 use penstock_faults::planted;
 
@@ -55,13 +55,13 @@ impl BrokerState {
         }
     }
 
-    /// Whether a purge has come over the message, so that it is only still to be ended.
+    /// Whether a purge covers the message, so that it has yet to end.
     pub(crate) fn is_purged(&self, slot: u32) -> bool {
         let entry = &self.messages[slot];
         (entry.is_ready() || entry.is_delayed()) && self.is_behind_mark(slot)
     }
 
-    /// Returns the end of a message that is only still to be ended: clients that wait for it may have been told.
+    /// Returns how a message ends that has yet to end: clients that wait for it may already know.
     pub(crate) fn decided_end(&self, slot: u32) -> Option<UnrunCause> {
         if self.is_purged(slot) {
             return Some(UnrunCause::Purged);
@@ -105,14 +105,13 @@ impl BrokerState {
         self.review_service(queue);
     }
 
-    /// Puts a message that is ready into its flow; returns whether it is the first there, and none of the consumers
-    /// can run it.
+    /// Puts a ready message into its flow. Returns whether it is the first there and none of the consumers can run it.
     pub(crate) fn push_ready(&mut self, slot: u32) -> bool {
         let flow = self.flow(slot);
         self.queues.push_ready(&self.messages, slot, flow)
     }
 
-    /// Returns the flow of messages of its kind.
+    /// Returns the flow of messages with its shared head.
     #[inline]
     pub(super) fn flow(&mut self, slot: u32) -> u32 {
         self.messages.flow(slot).unwrap_or_else(|| {
@@ -153,7 +152,7 @@ impl BrokerState {
         }
     }
 
-    /// Notes queues that have work and no consumer to take it.
+    /// Notes whether the queue has work and no consumer to take it.
     pub(crate) fn review_service(&mut self, index: u32) {
         let queue = &mut self.queues[index];
         if queue.consumers() > 0 {
@@ -184,7 +183,7 @@ impl BrokerState {
         }
     }
 
-    /// Makes a delayed message ready that has come due. The journal has its time, so no event is needed.
+    /// Makes a delayed message ready that is due. The journal has the time, so no event is needed.
     pub(crate) fn end_delay(&mut self, slot: u32) {
         let queue = &mut self.queues[self.messages.queue(slot)];
         queue.delayed -= 1;
@@ -193,18 +192,18 @@ impl BrokerState {
         self.reprioritize(slot);
     }
 
-    /// Reviews all queues after a recovery, in which many have been served since.
+    /// Reviews all queues after a recovery, in which many may have been served.
     pub(crate) fn review_all_service(&mut self) {
         for index in self.queues.indexes() {
             let queue = &mut self.queues[index];
             queue.service = Service::Well;
-            // Its workers have their time to come back.
+            // Its workers get time to come back.
             queue.was_served = true;
             self.review_service(index);
         }
     }
 
-    /// Takes a message out of its place; the caller decides what becomes of it.
+    /// Takes a message out of its place; the caller decides what happens to it.
     pub(super) fn take(&mut self, slot: u32, cost_us: Option<u64>) {
         let queue = self.messages.queue(slot);
         if self.queues[queue].rare().purge_before > 0 && self.is_purged(slot) {

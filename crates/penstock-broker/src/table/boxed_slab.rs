@@ -1,5 +1,5 @@
-//! A table of things with slots that are used again. Each thing stands in a box of its own, so it is one step away;
-//! for a few things that are looked at often, while a [`Slab`](crate::table::slab::Slab) is for many.
+//! A slab whose entries are in boxes of their own, one step away. For a few things that are used often; a
+//! [`Slab`](crate::table::slab::Slab) is for many.
 
 #[derive(Debug)]
 pub(crate) struct BoxedSlab<T> {

@@ -1,10 +1,10 @@
-//! Finds slots by the numbers of their messages, while a journal is replayed.
+//! Finds slots by the numbers of their messages during a replay.
 
 use rustc_hash::FxHashMap;
 
 const NONE: u32 = u32::MAX;
-/// Numbers are given out one after the other, and the journal speaks of neighbours together. So
-/// neighbours stand together here, in as much as one line of the processor's cache.
+/// Length of a run of neighbouring numbers that are stored together, in one line of the processor's cache. Numbers are
+/// assigned one after the other, and the journal mentions neighbours together.
 const RUN: u64 = 16;
 
 #[derive(Debug, Default)]

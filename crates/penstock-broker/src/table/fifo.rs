@@ -1,5 +1,5 @@
-//! A line of small things, first in, first out. It grows and shrinks by chunks, so that no length makes it
-//! copy itself, and what was long once is not large for ever.
+//! A FIFO of small values. It grows and shrinks by chunks, so that it never copies itself, and a FIFO that was long
+//! once does not stay large.
 
 use std::collections::VecDeque;
 
@@ -8,7 +8,7 @@ const CHUNK: usize = 4096;
 #[derive(Debug)]
 pub(crate) struct Fifo<T> {
     chunks: VecDeque<Vec<T>>,
-    /// Number of entries of the first chunk that are gone.
+    /// Number of entries of the first chunk that have been popped.
     gone: usize,
     len: usize,
 }
@@ -35,7 +35,7 @@ impl<T: Copy> Fifo<T> {
     pub(crate) fn push_back(&mut self, item: T) {
         match self.chunks.back_mut() {
             Some(last) if last.len() < CHUNK => last.push(item),
-            // The first grows with its use: most lines stay short.
+            // The first chunk grows with use, since most FIFOs stay short.
             None => self.chunks.push_back(vec![item]),
             Some(_) => {
                 let mut next = Vec::with_capacity(CHUNK);
@@ -74,7 +74,7 @@ impl<T: Copy> Fifo<T> {
         Some(item)
     }
 
-    /// Keeps the memory of one chunk.
+    /// Removes everything, but keeps the memory of one chunk.
     pub(crate) fn clear(&mut self) {
         self.chunks.truncate(1);
         if let Some(first) = self.chunks.front_mut() {

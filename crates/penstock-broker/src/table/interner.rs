@@ -1,4 +1,4 @@
-//! Queues, tasks and groups are named by texts outside and by small numbers inside.
+//! Interns names: queues, tasks and groups are named by texts outside the core and by small numbers inside.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -7,8 +7,7 @@ use std::sync::Arc;
 use penstock_faults::perhaps;
 use penstock_message::{SeededMap, SeededState};
 
-/// A text that was interned. Equal texts have equal names, for as long as anybody holds the name; another text may
-/// have it after that.
+/// An interned text. Equal texts have equal names while the name is held; after that another text may get the name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Name(NonZeroU32);
 
@@ -24,25 +23,25 @@ impl Name {
     }
 }
 
-/// Names are counted by what holds them: queues, tasks, values, reasons, classes of failures, sets of tasks, marks.
-/// A name that is only in use while an input is handled need not be held, for names go when that is over.
+/// Interned names, counted by their holders: queues, tasks, values, reasons, failure classes, sets of tasks, marks. A
+/// name that is used only while an input is handled need not be held, since names are only forgotten between inputs.
 #[derive(Debug, Default)]
 pub(crate) struct Interner {
-    /// As bytes, which take a step less to hash than a text does.
+    /// Names by text. As bytes, which take a step less to hash than text does.
     by_text: SeededMap<Arc<[u8]>, Name>,
     texts: Vec<Option<Arc<str>>>,
-    /// Number of holders of each.
+    /// Number of holders of each name.
     holders: Vec<u32>,
-    /// Number of names that nobody holds.
+    /// Number of names without a holder.
     unheld: usize,
     free: Vec<Name>,
-    /// Names that were asked for last, by [`recent_index`]: a burst of jobs is of a few names, and to compare one
-    /// costs less than to hash it.
+    /// Names that were interned last, by [`recent_index`]. A burst of jobs has few names, and comparing one costs less
+    /// than hashing it.
     recent: [Option<Name>; RECENT],
 }
 
 const RECENT: usize = 16;
-/// Names that nobody holds are kept up to this number and half of those that are held: most come back.
+/// Number of names without a holder that are kept, besides half as many as are held: most are used again.
 const UNHELD_KEPT: usize = 1024;
 
 fn recent_index(text: &str) -> usize {
@@ -119,8 +118,8 @@ impl Interner {
         self.unheld += usize::from(*holders == 0);
     }
 
-    /// Forgets names that nobody holds once there are many; each pays for its own sweep. To be called while none
-    /// is in use.
+    /// Forgets names without a holder once there are many; each pays for its own sweep. Call it while no such name is
+    /// in use.
     pub(crate) fn sweep(&mut self) {
         let held = self.texts.len() - self.free.len() - self.unheld;
         if self.unheld > UNHELD_KEPT + held / 2 || self.unheld > 0 && perhaps!("forget-names") {
@@ -160,7 +159,7 @@ impl Interner {
         self.by_text.len()
     }
 
-    /// Panics unless the names are held as often as here.
+    /// Panics unless the names are held as often as in `expected`.
     pub(crate) fn assert_held(&self, expected: &BTreeMap<Name, u32>) {
         let mut unheld = 0;
         for (index, holders) in self.holders.iter().enumerate() {

@@ -1,14 +1,14 @@
-//! A table of slots that are used again, so that an entry can be named by a small number.
+//! A slab: a table whose slots are reused, so that an entry can be named by a small number.
 //!
-//! It grows and shrinks by chunks: no entry is ever copied to make room, and a chunk whose slots have
-//! all become free is given back.
+//! It grows and shrinks by chunks. No entry is ever copied to make room, and a chunk whose slots are all free is
+//! released.
 
 use std::collections::BTreeSet;
 
 const NONE: u32 = u32::MAX;
 
-/// Size of a chunk, roughly. Large enough that the system's allocator maps it separately and takes
-/// it back as a whole; unused parts of it are never touched.
+/// Approximate size of a chunk. It is large enough for the system's allocator to map it separately and to release it as
+/// a whole; unused parts of it are never touched.
 const CHUNK_BYTES: usize = 512 << 10;
 
 /// Counts the entries of all slabs that a thread looks at, for tests that bound them.
@@ -34,11 +34,11 @@ pub(crate) mod looks {
 #[derive(Debug)]
 pub(crate) struct Slab<T> {
     chunks: Vec<SlabChunk<T>>,
-    /// Chunk of the next entry, as long as there is room.
+    /// Chunk of the next entry, as long as it has room.
     current: u32,
-    /// Chunks with room, but for those that hold nothing at all.
+    /// Chunks with room, except empty ones.
     roomy: BTreeSet<u32>,
-    /// Chunks that were given back.
+    /// Chunks that were released.
     vacant: BTreeSet<u32>,
     len: usize,
 }
@@ -95,7 +95,7 @@ impl<T> Slab<T> {
         self.len
     }
 
-    /// Inserts an entry. The slot freed last is used first, while its memory is still near.
+    /// Inserts an entry. Uses the most recently freed slot first, while its memory is still cached.
     pub(crate) fn insert(&mut self, entry: T) -> u32 {
         let index = match self.chunks.get(self.current as usize) {
             Some(chunk) if chunk.has_room() => self.current,
@@ -104,7 +104,7 @@ impl<T> Slab<T> {
         let chunk = &mut self.chunks[index as usize];
         let place = if chunk.first_free == NONE {
             if chunk.slots.is_empty() && index > 0 {
-                // The first chunk grows with its use: most tables stay small.
+                // The first chunk grows with use, since most tables stay small.
                 chunk.slots.reserve_exact(Self::CHUNK_SLOTS);
             }
             chunk.slots.push(SlabSlot::Full(entry));
@@ -158,7 +158,7 @@ impl<T> Slab<T> {
         chunk.first_free = place as u32;
         chunk.used -= 1;
         self.len -= 1;
-        // The one in use stays, so that a table that is empty now and then costs no allocation.
+        // The current chunk stays, so that a table that is sometimes empty needs no allocation.
         if chunk.used == 0 && index as u32 != self.current {
             *chunk = SlabChunk::new();
             self.roomy.remove(&(index as u32));
@@ -183,12 +183,12 @@ impl<T> Slab<T> {
         }
     }
 
-    /// Returns a number that no slot reaches.
+    /// Returns a number higher than every slot.
     pub(crate) fn end(&self) -> u32 {
         (self.chunks.len() << Self::CHUNK_BITS) as u32
     }
 
-    /// Iterates in the order of the slots, which the same inputs fill alike.
+    /// Iterates in the order of the slots, which depends only on the inputs.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         let chunks = self.chunks.iter().enumerate();
         chunks.flat_map(|(index, chunk)| {
@@ -284,7 +284,7 @@ mod tests {
             full.count() <= 2,
             "one chunk is in use, one is kept for the next"
         );
-        // What was given back is used again, lowest first.
+        // Released chunks are used again, lowest first.
         let again: Vec<u32> = (1..count).map(|_| slab.insert([7; 1024])).collect();
         assert_eq!(slab.chunks.len(), 10);
         assert!(

@@ -1,9 +1,9 @@
-//! Finds slots by the content of their entries. A slot takes eight bytes here and a tag: next to it stands its
-//! hash, so that no entry need be looked at to make the table larger, and hardly any wrong one to find another.
+//! Finds slots by the content of their entries. A slot takes eight bytes here and a tag. Its hash is stored next to it,
+//! so the table grows without looking at entries, and a lookup hardly ever looks at a wrong one.
 //!
-//! The table is cut into shards, so that no insertion has to move more than a small part of it at once,
-//! and a shard that has become much too large for what it holds shrinks. Shards differ in size: equal ones
-//! would all grow within the same few insertions, and half of a burst would then be spent on moving.
+//! The table is divided into shards, so that no insertion has to move more than a small part of it, and a shard that
+//! has become much too large for its content shrinks. Shards differ in size. Equal ones would all grow within the same
+//! few insertions, and half of a burst would be spent on moving.
 
 use std::hash::BuildHasher;
 
@@ -11,7 +11,7 @@ use hashbrown::HashTable;
 use penstock_message::SeededState;
 
 const SHARDS: usize = 256;
-/// A shard smaller than this is not worth shrinking.
+/// Capacity below which a shard is not worth shrinking.
 const SMALL: usize = 256;
 
 #[derive(Debug)]
@@ -36,18 +36,19 @@ impl Default for SlotIndex {
 }
 
 impl Hash {
-    /// Returns the shard. Code that enters many does so in the order of shards: each is small enough to be near then.
+    /// Returns the shard. Code that enters many slots does so in the order of shards, each of which then fits into the
+    /// cache.
     ///
-    /// The first shard gets half as many as the last, and those between them rise evenly.
+    /// The first shard gets half as many as the last, and those in between rise evenly.
     pub(crate) fn shard(self) -> usize {
         let part = f64::from(self.0) / (1_u64 << 32) as f64;
-        // So large a part of all has a place below this one: (2 place + place^2) / 3.
+        // The fraction of all slots below shard x is (2 x + x^2) / 3, with x from 0 to 1.
         let entry = (1.0 + 3.0 * part).sqrt() - 1.0;
         (entry * SHARDS as f64) as usize
     }
 
-    /// Mixes the hash for a table, which takes a place from the lowest bits and a tag from the highest. (Those that
-    /// share a shard have the highest bits of the hash itself in common.)
+    /// Mixes the hash for a table, which takes a position from the lowest bits and a tag from the highest. (Hashes in
+    /// one shard share the highest bits of the hash itself.)
     fn spread(self) -> u64 {
         u64::from(self.0).wrapping_mul(0x9e37_79b9_7f4a_7c15)
     }
@@ -77,7 +78,7 @@ impl SlotIndex {
         Hash((hash ^ hash >> 32) as u32)
     }
 
-    /// Makes room for entries that are about to come.
+    /// Makes room for entries that are about to be inserted.
     pub(crate) fn reserve(&mut self, more: usize) {
         for (index, shard) in self.shards.iter_mut().enumerate() {
             let share = share(index, more);
@@ -91,7 +92,7 @@ impl SlotIndex {
         Some(found.slot)
     }
 
-    /// Inserts a slot. The caller knows that there is none yet.
+    /// Inserts a slot. The caller knows that it is not there yet.
     pub(crate) fn insert(&mut self, hash: Hash, slot: u32) {
         let shard = &mut self.shards[hash.shard()];
         shard.insert_unique(hash.spread(), IndexEntry { hash, slot }, |entry| {
@@ -99,7 +100,7 @@ impl SlotIndex {
         });
     }
 
-    /// Puts another slot in the place of one, and returns that.
+    /// Replaces a slot with another. Returns the replaced slot.
     pub(crate) fn replace(
         &mut self,
         hash: Hash,
@@ -143,12 +144,12 @@ mod tests {
                 moved += index.shards[at].len();
             }
             if slot % 20_000 == 0 {
-                // Large enough for chance not to count.
+                // Large enough that chance does not matter.
                 most = most.max(if slot < 100_000 { 0 } else { moved });
                 moved = 0;
             }
         }
-        // Each is moved once while their number doubles, or hardly more often.
+        // Each slot is moved once while their number doubles, or hardly more often.
         assert!(
             (1..3 * 20_000).contains(&most),
             "{most} were moved in 20,000 insertions"

@@ -2,7 +2,7 @@
 
 use crate::clock::{ClockTime, WhichClock};
 
-/// A time for some of the slots.
+/// Times of some of the slots.
 #[derive(Debug, Default)]
 pub(crate) struct SlotTimes {
     chunks: Vec<Option<SlotTimesChunk>>,
@@ -45,7 +45,7 @@ impl SlotTimes {
             times: Box::new([NO_TIME; CHUNK]),
             len: 0,
         });
-        // Times beyond the end of all days are all alike.
+        // Times in the far future are all alike.
         let time = when.map_or(NO_TIME, |when| {
             (when.at.min(u64::MAX >> 2) + 1) << 1 | u64::from(when.clock == WhichClock::Wall)
         });

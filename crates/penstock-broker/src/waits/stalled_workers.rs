@@ -1,7 +1,8 @@
-//! Workers whose every slot is held by a job that waits for another one, and could not lend it.
+//! Stalled workers: those whose every slot is held by a job that waits for another one, and can't be lent.
 //!
-//! Such a worker says so for its consumer, which then takes nothing. The jobs go on when what they wait for can be run
-//! elsewhere, or runs already. Where it can't be, they would wait for ever, so the deepest of them is refused its wait.
+//! Such a worker reports that for its consumer, which then takes nothing. The jobs continue when what they wait for
+//! runs already, or can be run elsewhere. If it can't, they would wait forever, so the deepest of them is refused its
+//! wait.
 
 use penstock_message::{MessageId, SeededSet, SeededState, WaitRefusal};
 use rustc_hash::FxHashMap;
@@ -10,8 +11,8 @@ use crate::Broker;
 use crate::messages::EntryState;
 use crate::table::interner::Name;
 
-/// Interval at which such workers are looked at, and the time for which they are left alone at first: what is on its way
-/// arrives meanwhile.
+/// Interval at which such workers are checked. A worker is also left alone for this long at first, so that jobs on
+/// their way arrive.
 const PATIENCE_MS: u64 = 500;
 
 impl Broker {
@@ -25,7 +26,7 @@ impl Broker {
         }
     }
 
-    /// Refuses the wait of the deepest job that holds a slot, where nothing that it waits for can go on.
+    /// Refuses the wait of the deepest job that holds a slot, if nothing that it waits for can continue.
     pub(crate) fn refuse_stalled_waits(&mut self) {
         let now = self.clocks.mono();
         if self.consumers.next_look.is_none_or(|at| at > now) {
@@ -54,7 +55,7 @@ impl Broker {
         }
     }
 
-    /// Whether anything that a waiting job waits for, one for another, runs, will, or may be run by somebody.
+    /// Whether anything that a job waits for, directly or not, runs, will run, or can be run by some consumer.
     fn can_go_on(&self, job: &MessageId, takers: &mut FxHashMap<(u32, Name), bool>) -> bool {
         let state = &self.state;
         let mut seen = SeededSet::with_hasher(SeededState::new(self.options.hash_seed));
@@ -108,7 +109,7 @@ impl Broker {
         false
     }
 
-    /// Whether a consumer of the queue may come to run the task, or it is for people to see to that.
+    /// Whether a consumer of the queue may run the task later, or people have to see to that.
     fn can_be_run(&self, queue: u32, task: Name) -> bool {
         let queues = &self.state.queues;
         let takes = |consumer: &&crate::consumers::QueueConsumer| {
