@@ -732,7 +732,7 @@ impl RecordWriter {
         if generation != 0 {
             self.varint(u64::from(generation));
         }
-        // A number that exceeds the number of retries by more than one stands for a list of delays.
+        // The first byte says which: 0 for a number, 1 for a list of delays.
         match &extras.retries {
             None => {}
             Some(Retries::AtMost(count)) => {
