@@ -4,34 +4,34 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::exit::{Failure, NOT_OFFERED};
+use crate::exit::{CommandError, NOT_OFFERED};
 use crate::text::printable;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
-    kind: Kind,
+    kind: AddressKind,
     name: String,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum AddressKind {
     Queue,
     Task,
     Key,
     Name,
 }
 
-const KINDS: [(&str, Kind); 4] = [
-    ("queue", Kind::Queue),
-    ("task", Kind::Task),
-    ("key", Kind::Key),
-    ("name", Kind::Name),
+const KINDS: [(&str, AddressKind); 4] = [
+    ("queue", AddressKind::Queue),
+    ("task", AddressKind::Task),
+    ("key", AddressKind::Key),
+    ("name", AddressKind::Name),
 ];
 
 impl Address {
     pub fn of_queue(name: &str) -> Self {
         Self {
-            kind: Kind::Queue,
+            kind: AddressKind::Queue,
             name: name.to_owned(),
         }
     }
@@ -48,10 +48,10 @@ impl Address {
 
     /// Returns the name of the queue. `what` is the subject of the error for any other address, such as "a
     /// limit".
-    pub fn queue(&self, what: &str) -> Result<&str, Failure> {
+    pub fn queue(&self, what: &str) -> Result<&str, CommandError> {
         match self.kind {
-            Kind::Queue => Ok(&self.name),
-            Kind::Task | Kind::Key | Kind::Name => Err(Failure::new(
+            AddressKind::Queue => Ok(&self.name),
+            AddressKind::Task | AddressKind::Key | AddressKind::Name => Err(CommandError::new(
                 NOT_OFFERED,
                 format!(
                     "{what} of {self} is not offered yet: this version only accepts queues, such as queue:mail; \
@@ -67,7 +67,7 @@ impl FromStr for Address {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let (kind, name) = match text.split_once(':') {
-            None => (Kind::Queue, text),
+            None => (AddressKind::Queue, text),
             Some((kind, name)) => match KINDS.iter().find(|(known, _)| *known == kind) {
                 Some((_, kind)) => (*kind, name),
                 None => {

@@ -12,7 +12,7 @@ use penstock_driver::Address;
 use penstock_message::{Query, StatusQuery};
 use serde_json::json;
 
-use crate::exit::{FAILED, Failure};
+use crate::exit::{FAILED, CommandError};
 use crate::remote::{BrokerArguments, find_socket, not_running, resolve, socket_url};
 use crate::text::{show, show_json};
 
@@ -42,13 +42,13 @@ struct StopArguments {
     json: bool,
 }
 
-pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+pub fn run(arguments: &Arguments) -> Result<(), CommandError> {
     match &arguments.command {
         Command::Stop(arguments) => stop(arguments),
     }
 }
 
-fn stop(arguments: &StopArguments) -> Result<(), Failure> {
+fn stop(arguments: &StopArguments) -> Result<(), CommandError> {
     let path = match (&arguments.path, arguments.broker.address()?) {
         (Some(path), _) => path.clone(),
         (None, Address::Local(path)) => path,
@@ -65,10 +65,10 @@ fn stop(arguments: &StopArguments) -> Result<(), Failure> {
     let broker = arguments_of(&socket).find()?;
     // Needed only to count its workers: stopping a broker older than this program works without it.
     let status = broker.status_page(StatusQuery::first(1));
-    let end = End::watch(&paths, &socket)?;
+    let end = BrokerExit::watch(&paths, &socket)?;
     broker.ask(Query::Stop)?;
     if !end.wait()? {
-        return Err(Failure::new(
+        return Err(CommandError::new(
             FAILED,
             format!(
                 "the broker was asked to stop, but is still running after {} s",
@@ -104,10 +104,10 @@ fn arguments_of(socket: &Path) -> BrokerArguments {
 
 /// Exit of a broker's process, watched from before the order to stop.
 #[cfg(target_os = "linux")]
-struct End(Option<OwnedFd>);
+struct BrokerExit(Option<OwnedFd>);
 
 #[cfg(target_os = "linux")]
-impl End {
+impl BrokerExit {
     fn watch(_: &LocalPaths, socket: &Path) -> io::Result<Self> {
         use rustix::process::{PidfdFlags, pidfd_open};
         // The kernel reports the process that listens there, whatever version of the protocol it speaks.
@@ -137,10 +137,10 @@ impl End {
 /// Exit of a broker's process, on systems where a process can only wait for its children. Watches the broker's
 /// lock instead, which is released at exit.
 #[cfg(not(target_os = "linux"))]
-struct End(Option<std::fs::File>);
+struct BrokerExit(Option<std::fs::File>);
 
 #[cfg(not(target_os = "linux"))]
-impl End {
+impl BrokerExit {
     fn watch(paths: &LocalPaths, _: &Path) -> io::Result<Self> {
         match std::fs::File::open(&paths.lock) {
             Ok(lock) => Ok(Self(Some(lock))),

@@ -4,18 +4,18 @@ use std::io::{IsTerminal, Write, stderr, stdin};
 
 use clap::Args;
 
-use crate::exit::{FAILED, Failure, WRONG_CALL};
+use crate::exit::{FAILED, CommandError, WRONG_CALL};
 
 #[derive(Args)]
-pub struct Confirm {
+pub struct ConfirmArguments {
     /// Don't ask for confirmation
     #[arg(short, long)]
     yes: bool,
 }
 
-impl Confirm {
+impl ConfirmArguments {
     /// Asks for confirmation. Without a terminal, only `-y` counts as an answer.
-    pub fn ask(&self, question: &str) -> Result<(), Failure> {
+    pub fn ask(&self, question: &str) -> Result<(), CommandError> {
         if self.yes {
             return Ok(());
         }
@@ -23,7 +23,7 @@ impl Confirm {
             let text = format!(
                 "{question} Nothing was changed: there is no terminal for the answer. Give -y to confirm"
             );
-            return Err(Failure::new(WRONG_CALL, text));
+            return Err(CommandError::new(WRONG_CALL, text));
         }
         // Standard output is for the answer, which may be JSON.
         write!(stderr(), "{question} [y/N] ")?;
@@ -32,7 +32,7 @@ impl Confirm {
         stdin().read_line(&mut answer)?;
         match answer.trim() {
             "y" | "Y" | "yes" => Ok(()),
-            _ => Err(Failure::new(FAILED, "nothing was changed")),
+            _ => Err(CommandError::new(FAILED, "nothing was changed")),
         }
     }
 }

@@ -4,7 +4,7 @@ use std::process::Command;
 
 use clap::Args;
 
-use crate::exit::{FAILED, Failure};
+use crate::exit::{FAILED, CommandError};
 use crate::worker::python;
 
 #[derive(Args)]
@@ -15,13 +15,13 @@ pub struct Arguments {
 }
 
 /// Replaces this process with Python, which runs the demo.
-pub fn run(arguments: Arguments) -> Result<(), Failure> {
+pub fn run(arguments: Arguments) -> Result<(), CommandError> {
     let python = python();
     let error = Command::new(&python)
         .args(["-m", "penstock._demo"])
         .args(arguments.arguments)
         .exec();
-    Err(Failure::new(
+    Err(CommandError::new(
         FAILED,
         format!("can't run {}: {error}", python.display()),
     ))

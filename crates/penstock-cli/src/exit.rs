@@ -23,12 +23,12 @@ pub const UNUSABLE: u8 = penstock_directory::EXIT_UNUSABLE;
 
 /// Error message for the user, with the exit code that tells programs what happened.
 #[derive(Debug)]
-pub struct Failure {
+pub struct CommandError {
     pub code: u8,
     pub message: String,
 }
 
-impl Failure {
+impl CommandError {
     pub fn new(code: u8, message: impl Display) -> Self {
         Self {
             code,
@@ -44,13 +44,13 @@ impl Failure {
     }
 }
 
-impl From<std::io::Error> for Failure {
+impl From<std::io::Error> for CommandError {
     fn from(error: std::io::Error) -> Self {
         Self::new(FAILED, error)
     }
 }
 
-impl From<DriverError> for Failure {
+impl From<DriverError> for CommandError {
     fn from(error: DriverError) -> Self {
         let code = match error.kind {
             ErrorKind::Unavailable | ErrorKind::Silent => NO_BROKER,
@@ -62,7 +62,7 @@ impl From<DriverError> for Failure {
     }
 }
 
-impl From<Refusal> for Failure {
+impl From<Refusal> for CommandError {
     fn from(why: Refusal) -> Self {
         let (code, text) = match why {
             Refusal::NotOffered(text) => (NOT_OFFERED, text),
@@ -95,12 +95,12 @@ impl From<Refusal> for Failure {
 }
 
 /// Returns the outcome of one order. A duplicate, resent after a lost connection, counts as done.
-pub fn applied(receipt: Receipt) -> Result<Applied, Failure> {
+pub fn applied(receipt: Receipt) -> Result<Applied, CommandError> {
     match receipt {
         Receipt::Applied(applied) => Ok(applied),
         Receipt::Duplicate => Ok(Applied::default()),
         Receipt::Refused { why, .. } => Err(why.into()),
-        Receipt::Unknown => Err(Failure::new(
+        Receipt::Unknown => Err(CommandError::new(
             FAILED,
             "the broker was unreachable for so long that it no longer remembers this order. It may have been carried \
              out: check before you repeat it",
@@ -108,7 +108,7 @@ pub fn applied(receipt: Receipt) -> Result<Applied, Failure> {
     }
 }
 
-impl From<OpenError> for Failure {
+impl From<OpenError> for CommandError {
     fn from(error: OpenError) -> Self {
         let code = match &error {
             OpenError::Locked { .. } => IN_USE,
@@ -125,7 +125,7 @@ impl From<OpenError> for Failure {
     }
 }
 
-impl From<RepairError> for Failure {
+impl From<RepairError> for CommandError {
     fn from(error: RepairError) -> Self {
         match error {
             RepairError::Open(error) => error.into(),
@@ -134,7 +134,7 @@ impl From<RepairError> for Failure {
     }
 }
 
-impl From<ServerError> for Failure {
+impl From<ServerError> for CommandError {
     fn from(error: ServerError) -> Self {
         match error {
             ServerError::Journal(error) => error.into(),
@@ -152,7 +152,7 @@ impl From<ServerError> for Failure {
 }
 
 /// Reports that the directory of a local broker can't be used, and how to fix a missing permission.
-pub fn cannot_use(directory: &Path, error: &std::io::Error) -> Failure {
+pub fn cannot_use(directory: &Path, error: &std::io::Error) -> CommandError {
     let mut text = format!("can't use {}: {error}", directory.display());
     // Penstock's own refusals already say what to do.
     let is_of_the_system = error.raw_os_error().is_some();
@@ -160,7 +160,7 @@ pub fn cannot_use(directory: &Path, error: &std::io::Error) -> Failure {
         text += ". Give this user permission to write there, or choose another directory with \
                  PENSTOCK_URL=local:PATH";
     }
-    Failure::new(code_of_path(error), text)
+    CommandError::new(code_of_path(error), text)
 }
 
 /// Returns the exit code for an error about a path.

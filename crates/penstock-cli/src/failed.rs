@@ -8,12 +8,12 @@ use penstock_message::{
 };
 use serde_json::json;
 
-use crate::confirm::Confirm;
-use crate::exit::{FAILED, Failure, WRONG_CALL};
+use crate::confirm::ConfirmArguments;
+use crate::exit::{FAILED, CommandError, WRONG_CALL};
 use crate::job;
 use crate::moment::past_moment;
-use crate::refused::{self, Refused};
-use crate::remote::{Broker, BrokerArguments};
+use crate::refused::{self, RefusedOrders};
+use crate::remote::{RemoteBroker, BrokerArguments};
 use crate::text::{count, show, show_json, state_name};
 pub use list::{error_text, preview};
 
@@ -94,7 +94,7 @@ struct RetryArguments {
     #[command(flatten)]
     broker: BrokerArguments,
     #[command(flatten)]
-    confirm: Confirm,
+    confirm: ConfirmArguments,
     /// Print one JSON object, for programs
     #[arg(long)]
     json: bool,
@@ -107,17 +107,17 @@ struct RemoveArguments {
     #[command(flatten)]
     broker: BrokerArguments,
     #[command(flatten)]
-    confirm: Confirm,
+    confirm: ConfirmArguments,
     /// Print one JSON object, for programs
     #[arg(long)]
     json: bool,
 }
 
-pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+pub fn run(arguments: &Arguments) -> Result<(), CommandError> {
     match &arguments.command {
         Command::Ls(arguments) => list::run(arguments),
         Command::Show(arguments) => job::show_failed(arguments),
-        Command::Retry(arguments) => Order {
+        Command::Retry(arguments) => FailedOrder {
             chosen: &arguments.chosen,
             does: "retries",
             done: "retried",
@@ -127,7 +127,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
             },
         }
         .carry_out(&arguments.broker, &arguments.confirm, arguments.json),
-        Command::Rm(arguments) => Order {
+        Command::Rm(arguments) => FailedOrder {
             chosen: &arguments.chosen,
             does: "removes",
             done: "removed",
@@ -137,20 +137,20 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
 }
 
-struct Order<'a> {
+struct FailedOrder<'a> {
     chosen: &'a Chosen,
     does: &'static str,
     done: &'static str,
     op: &'a dyn Fn(Target) -> Op,
 }
 
-impl Order<'_> {
+impl FailedOrder<'_> {
     fn carry_out(
         &self,
         broker: &BrokerArguments,
-        confirm: &Confirm,
+        confirm: &ConfirmArguments,
         as_json: bool,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), CommandError> {
         let filter = self.chosen.filter.filter();
         let is_filtered = filter != Filter::default();
         let ids = &self.chosen.ids;
@@ -162,22 +162,22 @@ impl Order<'_> {
             (true, true, false) | (true, false, true) => {}
             (true, false, false) => {
                 let text = "no jobs given: give ids, a filter such as --task or --error, or --all";
-                return Err(Failure::new(WRONG_CALL, text));
+                return Err(CommandError::new(WRONG_CALL, text));
             }
             _ => {
                 let text = "give only one of these: ids, a filter, --all";
-                return Err(Failure::new(WRONG_CALL, text));
+                return Err(CommandError::new(WRONG_CALL, text));
             }
         }
         let broker = broker.find()?;
         let (matching, pinned) = count_matching(&broker, filter)?;
         if matching == 0 {
-            return Outcome::default().report(self.done, as_json);
+            return OrderOutcome::default().report(self.done, as_json);
         }
         let jobs = count(matching, "failed job");
         confirm.ask(&format!("This {} {jobs}. Go on?", self.does))?;
         let status = broker.carry_out((self.op)(Target::Filter(pinned)))?;
-        Outcome {
+        OrderOutcome {
             done: status.done,
             spared: status.spared,
             refused: Vec::new(),
@@ -188,7 +188,7 @@ impl Order<'_> {
 
 /// Counts the matching jobs, and narrows the filter to them. Jobs that fail while the user decides were not
 /// counted, so the order must not include them.
-fn count_matching(broker: &Broker, mut filter: Filter) -> Result<(u64, Filter), Failure> {
+fn count_matching(broker: &RemoteBroker, mut filter: Filter) -> Result<(u64, Filter), CommandError> {
     let (mut matching, mut last_failed_at) = (0, 0);
     for_each(broker, filter.clone(), |job| {
         matching += 1;
@@ -200,10 +200,10 @@ fn count_matching(broker: &Broker, mut filter: Filter) -> Result<(u64, Filter), 
 
 /// Calls `each` for every matching failed job, in the order in which they failed.
 fn for_each(
-    broker: &Broker,
+    broker: &RemoteBroker,
     filter: Filter,
     mut look: impl FnMut(FailedJob),
-) -> Result<(), Failure> {
+) -> Result<(), CommandError> {
     let mut query = FailedQuery {
         filter,
         ..FailedQuery::default()
@@ -218,10 +218,10 @@ fn for_each(
     }
 }
 
-pub fn failed_page(broker: &Broker, query: FailedQuery) -> Result<FailedPage, Failure> {
+pub fn failed_page(broker: &RemoteBroker, query: FailedQuery) -> Result<FailedPage, CommandError> {
     match broker.ask(Query::Failed(query))? {
         penstock_message::Answer::Failed(page) => Ok(page),
-        _ => Err(Failure::new(
+        _ => Err(CommandError::new(
             FAILED,
             "the broker sent an unexpected answer instead of its failed jobs",
         )),
@@ -230,26 +230,26 @@ pub fn failed_page(broker: &Broker, query: FailedQuery) -> Result<FailedPage, Fa
 
 /// Outcome of an order for failed jobs.
 #[derive(Default)]
-pub struct Outcome {
+pub struct OrderOutcome {
     done: u64,
     spared: u64,
-    refused: Refused,
+    refused: RefusedOrders,
 }
 
 /// Sends an order for each of these jobs.
 pub fn act_on_each(
-    broker: &Broker,
+    broker: &RemoteBroker,
     ids: &[MessageId],
     op: &dyn Fn(Target) -> Op,
-) -> Result<Outcome, Failure> {
+) -> Result<OrderOutcome, CommandError> {
     let ops = ids.iter().map(|id| op(Target::Job(*id))).collect();
-    let mut outcome = Outcome::default();
+    let mut outcome = OrderOutcome::default();
     for (id, receipt) in ids.iter().zip(broker.commit_each(ops)?) {
         let failure = match receipt {
             Receipt::Refused {
                 why: Refusal::TooLate(state),
                 ..
-            } => Failure::new(
+            } => CommandError::new(
                 FAILED,
                 format!("the job is {}, not failed", state_name(state)),
             ),
@@ -266,8 +266,8 @@ pub fn act_on_each(
     Ok(outcome)
 }
 
-impl Outcome {
-    pub fn report(self, done: &str, as_json: bool) -> Result<(), Failure> {
+impl OrderOutcome {
+    pub fn report(self, done: &str, as_json: bool) -> Result<(), CommandError> {
         if as_json {
             let refused = refused::as_json(&self.refused);
             show_json(&json!({ done: self.done, "spared": self.spared, "refused": refused }))?;

@@ -9,11 +9,11 @@ use penstock_message::{
 };
 use serde_json::{Value, json};
 
-use crate::exit::{FAILED, Failure};
+use crate::exit::{FAILED, CommandError};
 use crate::failed::{act_on_each, error_text, failed_page, preview};
 use crate::moment::{moment, now_ms};
 use crate::record::Attempt;
-use crate::remote::{Broker, BrokerArguments};
+use crate::remote::{RemoteBroker, BrokerArguments};
 use crate::text::{bytes, count, indented, printable, show, show_json, state_name};
 
 pub use cancel::Treatment;
@@ -60,7 +60,7 @@ struct RetryArguments {
     json: bool,
 }
 
-pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+pub fn run(arguments: &Arguments) -> Result<(), CommandError> {
     match &arguments.command {
         Command::Show(arguments) => show_any(arguments),
         Command::Cancel(arguments) => cancel::run(arguments),
@@ -75,16 +75,16 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
 }
 
-fn show_any(arguments: &ShowArguments) -> Result<(), Failure> {
+fn show_any(arguments: &ShowArguments) -> Result<(), CommandError> {
     Known::of(arguments)?.report(arguments)
 }
 
 /// Shows a failed job; refuses any other.
-pub fn show_failed(arguments: &ShowArguments) -> Result<(), Failure> {
+pub fn show_failed(arguments: &ShowArguments) -> Result<(), CommandError> {
     let known = Known::of(arguments)?;
     match &known.held {
         Some(held) if held.failed.is_some() => known.report(arguments),
-        _ => Err(Failure::new(
+        _ => Err(CommandError::new(
             FAILED,
             format!(
                 "job {} is {}, so it is not a failed job; `penstock job show` shows it",
@@ -106,7 +106,7 @@ struct Known {
 }
 
 impl Known {
-    fn of(arguments: &ShowArguments) -> Result<Self, Failure> {
+    fn of(arguments: &ShowArguments) -> Result<Self, CommandError> {
         let broker = arguments.broker.find()?;
         let id = arguments.id;
         // Query in this order: a job that ends in between is then found by its result.
@@ -119,7 +119,7 @@ impl Known {
             let text = format!(
                 "the broker has no job {id}: it has ended and its result was not kept, or it never existed"
             );
-            return Err(Failure::new(FAILED, text));
+            return Err(CommandError::new(FAILED, text));
         }
         let body_bytes = match &held {
             Some(held) => failed_bytes(&broker, held)?,
@@ -203,7 +203,7 @@ impl Known {
         held.or(run.map(|run| run.generation))
     }
 
-    fn report(&self, arguments: &ShowArguments) -> Result<(), Failure> {
+    fn report(&self, arguments: &ShowArguments) -> Result<(), CommandError> {
         match arguments.json {
             true => show_json(&self.as_json(arguments.id)),
             false => show(&self.for_people(arguments.id, now_ms())),
@@ -304,7 +304,7 @@ impl Known {
 }
 
 /// Fetches the size of a failed job's arguments, which only the list of failed jobs has.
-fn failed_bytes(broker: &Broker, held: &MessageInfo) -> Result<Option<u64>, Failure> {
+fn failed_bytes(broker: &RemoteBroker, held: &MessageInfo) -> Result<Option<u64>, CommandError> {
     let Some(failed) = &held.failed else {
         return Ok(None);
     };

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Subcommand};
 use penstock_journal::DiskStorage;
 
-use crate::exit::{FAILED, Failure};
+use crate::exit::{FAILED, CommandError};
 
 mod check;
 mod repair;
@@ -20,21 +20,21 @@ pub struct Arguments {
 #[derive(Subcommand)]
 enum Command {
     /// Read a whole journal and change nothing
-    Check(Place),
+    Check(JournalArguments),
     /// Replace a damaged journal by a sound one: keeps everything readable, lists the lost records, and moves
     /// the damaged files to a directory inside the journal's
-    Repair(Place),
+    Repair(JournalArguments),
     /// Convert a journal to the newest format, which older programs refuse
-    Upgrade(Place),
+    Upgrade(JournalArguments),
 }
 
 #[derive(Args)]
-struct Place {
+struct JournalArguments {
     /// A broker's directory, or the journal inside it
     directory: PathBuf,
 }
 
-pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+pub fn run(arguments: &Arguments) -> Result<(), CommandError> {
     match &arguments.command {
         Command::Check(place) => check::run(&journal_in(&place.directory)),
         Command::Repair(place) => repair::run(&journal_in(&place.directory)),
@@ -53,9 +53,9 @@ fn journal_in(directory: &Path) -> PathBuf {
 
 /// Opens the storage of an existing journal. Opening it for writing would create a directory for a mistyped
 /// name.
-fn open_existing(directory: &Path) -> Result<DiskStorage, Failure> {
+fn open_existing(directory: &Path) -> Result<DiskStorage, CommandError> {
     DiskStorage::open_existing(directory).map_err(|error| {
         let text = format!("can't look at {}: {error}", directory.display());
-        Failure::new(FAILED, text)
+        CommandError::new(FAILED, text)
     })
 }

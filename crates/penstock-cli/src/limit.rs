@@ -3,9 +3,9 @@ use penstock_message::{Op, Overflow, QueueLimits};
 use serde_json::{Value, json};
 
 use crate::address::Address;
-use crate::exit::{Failure, WRONG_CALL};
+use crate::exit::{CommandError, WRONG_CALL};
 use crate::remote::BrokerArguments;
-use crate::text::{Table, byte_count, bytes, limits, show, show_json};
+use crate::text::{TextTable, byte_count, bytes, limits, show, show_json};
 
 #[derive(Args)]
 pub struct Arguments {
@@ -43,8 +43,8 @@ struct SetArguments {
     #[arg(long, value_name = "BYTES", value_parser = byte_count)]
     max_bytes: Option<u64>,
     /// When the queue is full, refuse new jobs or drop the oldest ones
-    #[arg(long, value_name = "POLICY", value_enum, default_value_t = Policy::Reject)]
-    overflow: Policy,
+    #[arg(long, value_name = "POLICY", value_enum, default_value_t = OverflowChoice::Reject)]
+    overflow: OverflowChoice,
     #[command(flatten)]
     broker: BrokerArguments,
     /// Print one JSON object, for programs
@@ -64,12 +64,12 @@ struct RemoveArguments {
 }
 
 #[derive(Clone, Copy, ValueEnum)]
-enum Policy {
+enum OverflowChoice {
     Reject,
     DropOldest,
 }
 
-pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+pub fn run(arguments: &Arguments) -> Result<(), CommandError> {
     match &arguments.command {
         Command::Ls(arguments) => list(arguments),
         Command::Set(arguments) => set(arguments),
@@ -82,7 +82,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
 }
 
-fn list(arguments: &ListArguments) -> Result<(), Failure> {
+fn list(arguments: &ListArguments) -> Result<(), CommandError> {
     let mut queues = arguments.broker.find()?.status()?.queues;
     queues.retain(|queue| !queue.limits.is_none());
     if arguments.json {
@@ -94,7 +94,7 @@ fn list(arguments: &ListArguments) -> Result<(), Failure> {
     if queues.is_empty() {
         return show("no queue has a limit\n");
     }
-    let mut table = Table::new(&["QUEUE", ">JOBS", ">BYTES", "OVERFLOW"]);
+    let mut table = TextTable::new(&["QUEUE", ">JOBS", ">BYTES", "OVERFLOW"]);
     for queue in &queues {
         let limits = &queue.limits;
         table.row(vec![
@@ -109,18 +109,18 @@ fn list(arguments: &ListArguments) -> Result<(), Failure> {
     show(&table.to_string())
 }
 
-fn set(arguments: &SetArguments) -> Result<(), Failure> {
+fn set(arguments: &SetArguments) -> Result<(), CommandError> {
     let wanted = QueueLimits {
         max_length: arguments.max_length,
         max_bytes: arguments.max_bytes,
         overflow: match arguments.overflow {
-            Policy::Reject => Overflow::Reject,
-            Policy::DropOldest => Overflow::DropOldest,
+            OverflowChoice::Reject => Overflow::Reject,
+            OverflowChoice::DropOldest => Overflow::DropOldest,
         },
     };
     if wanted.is_none() {
         let text = "give --max-length, --max-bytes or both; `penstock limit rm` removes limits";
-        return Err(Failure::new(WRONG_CALL, text));
+        return Err(CommandError::new(WRONG_CALL, text));
     }
     change(
         &arguments.broker,
@@ -135,7 +135,7 @@ fn change(
     address: &Address,
     wanted: QueueLimits,
     as_json: bool,
-) -> Result<(), Failure> {
+) -> Result<(), CommandError> {
     let queue = address.queue("a limit")?;
     broker.find()?.commit(Op::Limit {
         queue: queue.to_owned(),

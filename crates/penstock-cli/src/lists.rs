@@ -4,7 +4,7 @@ use clap::{Args, Subcommand};
 use penstock_message::Status;
 use serde_json::Value;
 
-use crate::exit::Failure;
+use crate::exit::CommandError;
 use crate::moment::now_ms;
 use crate::remote::BrokerArguments;
 use crate::status::{queue_json, queue_table, running_table, worker_json, worker_table};
@@ -25,14 +25,14 @@ pub struct Arguments {
     json: bool,
 }
 
-pub fn queues(QueueCommand::Ls(arguments): &QueueCommand) -> Result<(), Failure> {
+pub fn queues(QueueCommand::Ls(arguments): &QueueCommand) -> Result<(), CommandError> {
     arguments.list(
         |status| queue_table(&status.queues, &status.others),
         |status| status.queues.iter().map(queue_json).collect(),
     )
 }
 
-pub fn workers(arguments: &Arguments) -> Result<(), Failure> {
+pub fn workers(arguments: &Arguments) -> Result<(), CommandError> {
     arguments.list(
         |status| {
             let running = running_table(&status.workers, usize::MAX, now_ms());
@@ -47,7 +47,7 @@ impl Arguments {
         &self,
         table: fn(&Status) -> String,
         items: fn(&Status) -> Vec<Value>,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), CommandError> {
         let status = self.broker.find()?.status()?;
         match self.json {
             true => show_json(&Value::Array(items(&status))),

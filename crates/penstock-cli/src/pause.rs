@@ -5,7 +5,7 @@ use penstock_message::{Op, StatusQuery};
 use serde_json::json;
 
 use crate::address::Address;
-use crate::exit::Failure;
+use crate::exit::CommandError;
 use crate::remote::BrokerArguments;
 use crate::text::{show, show_json};
 
@@ -20,7 +20,7 @@ pub struct Arguments {
     json: bool,
 }
 
-pub fn pause(arguments: &Arguments) -> Result<(), Failure> {
+pub fn pause(arguments: &Arguments) -> Result<(), CommandError> {
     let queue = arguments.address.queue("a pause")?.to_owned();
     let op = Op::Pause {
         queue: queue.clone(),
@@ -36,7 +36,7 @@ pub fn pause(arguments: &Arguments) -> Result<(), Failure> {
     )
 }
 
-pub fn resume(arguments: &Arguments) -> Result<(), Failure> {
+pub fn resume(arguments: &Arguments) -> Result<(), CommandError> {
     let queue = arguments.address.queue("a pause")?.to_owned();
     let op = Op::Resume {
         queue: queue.clone(),
@@ -46,14 +46,14 @@ pub fn resume(arguments: &Arguments) -> Result<(), Failure> {
 }
 
 /// Returns whether the broker had not seen the queue before.
-fn run(arguments: &Arguments, queue: String, op: Op) -> Result<bool, Failure> {
+fn run(arguments: &Arguments, queue: String, op: Op) -> Result<bool, CommandError> {
     let broker = arguments.broker.find()?;
     let page = broker.status_page(StatusQuery::of_queues(vec![queue]))?;
     broker.commit(op)?;
     Ok(page.status.queues.is_empty())
 }
 
-fn report(arguments: &Arguments, is_paused: bool, text: &str) -> Result<(), Failure> {
+fn report(arguments: &Arguments, is_paused: bool, text: &str) -> Result<(), CommandError> {
     let address = &arguments.address;
     match arguments.json {
         true => show_json(&json!({ "address": address.typed(), "paused": is_paused })),

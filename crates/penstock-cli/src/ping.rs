@@ -4,7 +4,7 @@ use clap::Args;
 use penstock_message::StatusQuery;
 use serde_json::json;
 
-use crate::exit::Failure;
+use crate::exit::CommandError;
 use crate::remote::BrokerArguments;
 use crate::text::{printable, show, show_json};
 
@@ -18,7 +18,7 @@ pub struct Arguments {
 }
 
 /// Fails unless a broker is running, accepts this client and answers within 5 s.
-pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+pub fn run(arguments: &Arguments) -> Result<(), CommandError> {
     let began = Instant::now();
     let broker = arguments.broker.find()?;
     let process = broker.status_page(StatusQuery::first(1))?.status.process;

@@ -3,9 +3,9 @@ use penstock_message::{Op, StatusQuery};
 use serde_json::json;
 
 use crate::address::Address;
-use crate::confirm::Confirm;
-use crate::exit::{FAILED, Failure};
-use crate::remote::{Broker, BrokerArguments};
+use crate::confirm::ConfirmArguments;
+use crate::exit::{FAILED, CommandError};
+use crate::remote::{RemoteBroker, BrokerArguments};
 use crate::text::{count, printable, show, show_json};
 
 /// Number of queues to name when the given one does not exist.
@@ -19,13 +19,13 @@ pub struct Arguments {
     #[command(flatten)]
     broker: BrokerArguments,
     #[command(flatten)]
-    confirm: Confirm,
+    confirm: ConfirmArguments,
     /// Print one JSON object, for programs
     #[arg(long)]
     json: bool,
 }
 
-pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+pub fn run(arguments: &Arguments) -> Result<(), CommandError> {
     let address = &arguments.address;
     let queue = address.queue("a purge")?;
     let broker = arguments.broker.find()?;
@@ -49,7 +49,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
 }
 
 /// Returns the number of waiting jobs in a queue, which must exist.
-pub fn waiting_in(broker: &Broker, queue: &str) -> Result<u64, Failure> {
+pub fn waiting_in(broker: &RemoteBroker, queue: &str) -> Result<u64, CommandError> {
     let page = broker.status_page(StatusQuery::of_queues(vec![queue.to_owned()]))?;
     if let Some(found) = page.status.queues.first() {
         return Ok(found.ready + found.delayed);
@@ -69,7 +69,7 @@ pub fn waiting_in(broker: &Broker, queue: &str) -> Result<u64, Failure> {
         false => format!("its queues are {}{more}", names.join(", ")),
     };
     let queue = printable(queue);
-    Err(Failure::new(
+    Err(CommandError::new(
         FAILED,
         format!("this broker has no queue \"{queue}\"; {known}"),
     ))

@@ -43,21 +43,21 @@ impl Attempt {
     fn read(note: &[u8], number: u64) -> Self {
         let is_record = note.first().is_some_and(|first| first & 0xf0 == 0x90);
         let record = is_record
-            .then(|| rmp_serde::from_slice::<Vec<Part>>(note).ok())
+            .then(|| rmp_serde::from_slice::<Vec<RecordField>>(note).ok())
             .flatten();
         match record.as_deref() {
             // A newer worker may add fields.
             Some(
                 [
-                    Part::Text(module),
-                    Part::Text(class),
-                    Part::Text(message),
+                    RecordField::Text(module),
+                    RecordField::Text(class),
+                    RecordField::Text(message),
                     _,
-                    Part::Text(traceback),
-                    Part::Number(attempt),
-                    Part::Text(worker),
+                    RecordField::Text(traceback),
+                    RecordField::Number(attempt),
+                    RecordField::Text(worker),
                     _,
-                    Part::Number(finished_ms),
+                    RecordField::Number(finished_ms),
                     ..,
                 ],
             ) => {
@@ -105,7 +105,7 @@ impl Attempt {
 
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum Part {
+enum RecordField {
     Text(String),
     Number(u64),
     Other(IgnoredAny),

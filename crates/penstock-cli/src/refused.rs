@@ -3,11 +3,11 @@
 use penstock_message::MessageId;
 use serde_json::{Value, json};
 
-use crate::exit::Failure;
+use crate::exit::CommandError;
 
-pub type Refused = Vec<(MessageId, Failure)>;
+pub type RefusedOrders = Vec<(MessageId, CommandError)>;
 
-pub fn as_json(refused: &Refused) -> Value {
+pub fn as_json(refused: &RefusedOrders) -> Value {
     let refused = refused.iter();
     refused
         .map(|(id, failure)| json!({ "id": id.to_string(), "why": failure.message }))
@@ -15,11 +15,11 @@ pub fn as_json(refused: &Refused) -> Value {
 }
 
 /// Fails if any order was refused, with one line for each. `done` is the participle, such as "cancelled".
-pub fn report(refused: &Refused, done: &str) -> Result<(), Failure> {
+pub fn report(refused: &RefusedOrders, done: &str) -> Result<(), CommandError> {
     let Some((_, first)) = refused.first() else {
         return Ok(());
     };
     let why = refused.iter();
     let why = why.map(|(id, failure)| format!("{id} was not {done}: {}", failure.message));
-    Err(Failure::new(first.code, why.collect::<Vec<_>>().join("\n")))
+    Err(CommandError::new(first.code, why.collect::<Vec<_>>().join("\n")))
 }

@@ -17,7 +17,7 @@ use penstock_message::{
     OperationStatus, Query, Receipt, Status, StatusPage, StatusQuery, Tx,
 };
 
-use crate::exit::{FAILED, Failure, NO_BROKER, WRONG_CALL, applied, cannot_use};
+use crate::exit::{FAILED, CommandError, NO_BROKER, WRONG_CALL, applied, cannot_use};
 use crate::text::count;
 
 /// Time that a broker has to answer.
@@ -39,13 +39,13 @@ const LONGEST_LOOK: Duration = Duration::from_millis(250);
 const TELL_EVERY: Duration = Duration::from_secs(5);
 
 /// Connection to a broker, with the name to show for it.
-pub struct Broker {
+pub struct RemoteBroker {
     driver: Arc<dyn Driver>,
     pub shown: String,
 }
 
 impl BrokerArguments {
-    pub fn address(&self) -> Result<Address, Failure> {
+    pub fn address(&self) -> Result<Address, CommandError> {
         address_of(self.named())
     }
 
@@ -58,12 +58,12 @@ impl BrokerArguments {
     }
 
     /// Finds the broker. Fails with a clear message when a local one is not running.
-    pub fn find(&self) -> Result<Broker, Failure> {
+    pub fn find(&self) -> Result<RemoteBroker, CommandError> {
         let (url, shown) = match self.address()? {
             Address::Local(path) => {
                 let paths = resolve(&path)?;
                 let Some(socket) = find_socket(&paths)? else {
-                    return Err(Failure::new(NO_BROKER, not_running(&paths)));
+                    return Err(CommandError::new(NO_BROKER, not_running(&paths)));
                 };
                 let shown = format!("local:{}", paths.directory.display());
                 (socket_url(&socket), shown)
@@ -75,7 +75,7 @@ impl BrokerArguments {
             name: format!("penstock command, pid {}", std::process::id()),
             ..DriverConfig::new(url)
         };
-        Ok(Broker {
+        Ok(RemoteBroker {
             driver: connect(config)?,
             shown,
         })
@@ -83,19 +83,19 @@ impl BrokerArguments {
 }
 
 /// Parses a URL. A memory broker is part of another process, so no command can reach it.
-pub fn address_of(url: &str) -> Result<Address, Failure> {
+pub fn address_of(url: &str) -> Result<Address, CommandError> {
     match url.parse() {
-        Ok(Address::Memory(_)) => Err(Failure::new(WRONG_CALL, in_second_process())),
+        Ok(Address::Memory(_)) => Err(CommandError::new(WRONG_CALL, in_second_process())),
         Ok(address) => Ok(address),
-        Err(error) => Err(Failure::new(WRONG_CALL, error)),
+        Err(error) => Err(CommandError::new(WRONG_CALL, error)),
     }
 }
 
-impl Broker {
-    pub fn ask(&self, query: Query) -> Result<Answer, Failure> {
+impl RemoteBroker {
+    pub fn ask(&self, query: Query) -> Result<Answer, CommandError> {
         let answer = wait_for(|done| self.driver.query(query, deadline(), done))?;
         match answer {
-            Answer::Refused(why) => Err(Failure::new(FAILED, why)),
+            Answer::Refused(why) => Err(CommandError::new(FAILED, why)),
             answer => Ok(answer),
         }
     }
@@ -105,7 +105,7 @@ impl Broker {
         &self,
         asks: Vec<AskQuery>,
         patience: Duration,
-    ) -> Result<Vec<Result<Bytes, NoReply>>, Failure> {
+    ) -> Result<Vec<Result<Bytes, NoReply>>, CommandError> {
         let deadline = Instant::now() + patience + PATIENCE;
         let replies = asks.into_iter().map(|ask| {
             let (done, ended) = channel();
@@ -119,8 +119,8 @@ impl Broker {
         let replies: Vec<_> = replies.collect();
         let replies = replies.into_iter().map(|ended| match ended.recv() {
             Ok(Ok(Answer::Asked(reply))) => Ok(reply),
-            Ok(Ok(Answer::Refused(why))) => Err(Failure::new(FAILED, why)),
-            Ok(Ok(_)) => Err(Failure::new(
+            Ok(Ok(Answer::Refused(why))) => Err(CommandError::new(FAILED, why)),
+            Ok(Ok(_)) => Err(CommandError::new(
                 FAILED,
                 "the broker sent an unexpected answer instead of a worker's reply",
             )),
@@ -131,15 +131,15 @@ impl Broker {
     }
 
     /// Returns the capabilities of the engine behind the broker.
-    pub fn capabilities(&self) -> Result<Arc<Capabilities>, Failure> {
+    pub fn capabilities(&self) -> Result<Arc<Capabilities>, CommandError> {
         wait_for(|done| self.driver.probe(deadline(), done))
     }
 
     /// Fetches one page of the status.
-    pub fn status_page(&self, query: StatusQuery) -> Result<StatusPage, Failure> {
+    pub fn status_page(&self, query: StatusQuery) -> Result<StatusPage, CommandError> {
         match self.ask(Query::Status(query))? {
             Answer::Status(page) => Ok(page),
-            _ => Err(Failure::new(
+            _ => Err(CommandError::new(
                 FAILED,
                 "the broker sent an unexpected answer instead of its status",
             )),
@@ -147,15 +147,15 @@ impl Broker {
     }
 
     /// Fetches the status with all queues and workers.
-    pub fn status(&self) -> Result<Status, Failure> {
+    pub fn status(&self) -> Result<Status, CommandError> {
         Status::collect(|page| self.status_page(page))
     }
 
     /// Looks up a job; `None` if the broker has none with this id.
-    pub fn job(&self, id: MessageId) -> Result<Option<MessageInfo>, Failure> {
+    pub fn job(&self, id: MessageId) -> Result<Option<MessageInfo>, CommandError> {
         match self.ask(Query::Message(id))? {
             Answer::Message(info) => Ok(info),
-            _ => Err(Failure::new(
+            _ => Err(CommandError::new(
                 FAILED,
                 "the broker sent an unexpected answer instead of a job",
             )),
@@ -171,14 +171,14 @@ impl Broker {
     }
 
     /// Fetches the present state of a key.
-    pub fn peek(&self, key: Key) -> Result<KeyState, Failure> {
+    pub fn peek(&self, key: Key) -> Result<KeyState, CommandError> {
         let (told, answer) = channel();
         let sink = Arc::new(Peek(Mutex::new(told)));
         self.driver.peek(vec![key], Some(deadline()), sink);
         match answer.recv() {
             Ok(Peeked::State(state)) => Ok(state),
             Ok(Peeked::Failed(error)) => Err(error.into()),
-            Ok(Peeked::TimedOut) | Err(_) => Err(Failure::new(
+            Ok(Peeked::TimedOut) | Err(_) => Err(CommandError::new(
                 NO_BROKER,
                 format!("the broker did not answer within {} s", PATIENCE.as_secs()),
             )),
@@ -186,26 +186,26 @@ impl Broker {
     }
 
     /// Carries out operations one by one, as durably as the engine can. Returns a receipt for each.
-    pub fn commit_each(&self, ops: Vec<Op>) -> Result<Vec<Receipt>, Failure> {
+    pub fn commit_each(&self, ops: Vec<Op>) -> Result<Vec<Receipt>, CommandError> {
         let expected = ops.len();
         let txs = ops.into_iter().map(|op| Tx::from(vec![op])).collect();
         let receipts = wait_for(|done| self.driver.settle(txs, Some(deadline()), done))?;
         match receipts.len() == expected {
             true => Ok(receipts),
-            false => Err(Failure::new(FAILED, "the broker sent no receipt")),
+            false => Err(CommandError::new(FAILED, "the broker sent no receipt")),
         }
     }
 
-    pub fn commit(&self, op: Op) -> Result<Applied, Failure> {
+    pub fn commit(&self, op: Op) -> Result<Applied, CommandError> {
         let receipts = self.commit_each(vec![op])?;
         receipts.into_iter().next().map_or_else(
-            || Err(Failure::new(FAILED, "the broker sent no receipt")),
+            || Err(CommandError::new(FAILED, "the broker sent no receipt")),
             applied,
         )
     }
 
     /// Carries out an operation on many jobs, and waits until it is complete.
-    pub fn carry_out(&self, op: Op) -> Result<OperationStatus, Failure> {
+    pub fn carry_out(&self, op: Op) -> Result<OperationStatus, CommandError> {
         let Some(operation) = self.commit(op)?.operation else {
             // Nothing matched.
             return Ok(OperationStatus::default());
@@ -217,7 +217,7 @@ impl Broker {
                 Answer::Operation(Some(status)) => status,
                 _ => {
                     let text = "the broker no longer reports the progress of this operation; the operation is recorded and continues";
-                    return Err(Failure::new(FAILED, text));
+                    return Err(CommandError::new(FAILED, text));
                 }
             };
             if status.is_over {
@@ -276,7 +276,7 @@ impl ValueSink for Peek {
     }
 }
 
-impl Drop for Broker {
+impl Drop for RemoteBroker {
     fn drop(&mut self) {
         self.driver.close(Instant::now() + Duration::from_secs(1));
     }
@@ -286,7 +286,7 @@ fn deadline() -> Instant {
     Instant::now() + PATIENCE
 }
 
-fn wait_for<T: Send + 'static>(call: impl FnOnce(Done<T>)) -> Result<T, Failure> {
+fn wait_for<T: Send + 'static>(call: impl FnOnce(Done<T>)) -> Result<T, CommandError> {
     let (done, ended) = channel();
     call(Box::new(move |outcome: Result<T, DriverError>| {
         // Sending fails only when this process is about to exit.
@@ -298,8 +298,8 @@ fn wait_for<T: Send + 'static>(call: impl FnOnce(Done<T>)) -> Result<T, Failure>
     }
 }
 
-fn no_answer() -> Failure {
-    Failure::new(FAILED, "the connection was closed without an answer")
+fn no_answer() -> CommandError {
+    CommandError::new(FAILED, "the connection was closed without an answer")
 }
 
 pub fn token_from_environment() -> Option<String> {
@@ -308,9 +308,9 @@ pub fn token_from_environment() -> Option<String> {
         .filter(|token| !token.is_empty())
 }
 
-pub fn resolve(path: &Path) -> Result<LocalPaths, Failure> {
+pub fn resolve(path: &Path) -> Result<LocalPaths, CommandError> {
     LocalPaths::resolve(path).map_err(|error| {
-        Failure::new(
+        CommandError::new(
             FAILED,
             format!("can't use local:{} as a directory: {error}", path.display()),
         )
@@ -318,7 +318,7 @@ pub fn resolve(path: &Path) -> Result<LocalPaths, Failure> {
 }
 
 /// Returns the socket of the directory's broker, if one is listening.
-pub fn find_socket(paths: &LocalPaths) -> Result<Option<PathBuf>, Failure> {
+pub fn find_socket(paths: &LocalPaths) -> Result<Option<PathBuf>, CommandError> {
     match paths.connect(|path| UnixStream::connect(path)) {
         Ok((_, socket)) => Ok(Some(socket.to_path_buf())),
         Err(error) if is_nobody(&error) => Ok(None),

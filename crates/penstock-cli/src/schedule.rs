@@ -10,10 +10,10 @@ use penstock_message::{
 use serde_json::json;
 
 use self::change::{AddArguments, EditArguments};
-use crate::exit::{FAILED, Failure, WRONG_CALL};
+use crate::exit::{FAILED, CommandError, WRONG_CALL};
 use crate::moment::{moment, now_ms};
-use crate::remote::{Broker, BrokerArguments};
-use crate::text::{Table, duration_ms, printable, shortened, show, show_json};
+use crate::remote::{RemoteBroker, BrokerArguments};
+use crate::text::{TextTable, duration_ms, printable, shortened, show, show_json};
 
 /// Number of upcoming times that `show` lists.
 const TIMES: u32 = 5;
@@ -74,7 +74,7 @@ struct OneArguments {
     json: bool,
 }
 
-pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+pub fn run(arguments: &Arguments) -> Result<(), CommandError> {
     match &arguments.command {
         Command::Ls(arguments) => list(arguments),
         Command::Show(arguments) => show_one(arguments),
@@ -90,17 +90,17 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
 }
 
-fn page(broker: &Broker, query: SchedulesQuery) -> Result<SchedulesPage, Failure> {
+fn page(broker: &RemoteBroker, query: SchedulesQuery) -> Result<SchedulesPage, CommandError> {
     match broker.ask(Query::Schedules(query))? {
         Answer::Schedules(page) => Ok(page),
-        _ => Err(Failure::new(
+        _ => Err(CommandError::new(
             FAILED,
             "the broker sent an unexpected answer instead of its schedules",
         )),
     }
 }
 
-fn list(arguments: &ListArguments) -> Result<(), Failure> {
+fn list(arguments: &ListArguments) -> Result<(), CommandError> {
     let broker = arguments.broker.find()?;
     let mut query = SchedulesQuery {
         app: arguments.app.clone(),
@@ -126,7 +126,7 @@ fn list(arguments: &ListArguments) -> Result<(), Failure> {
 }
 
 fn table(found: &[ScheduleInfo]) -> String {
-    let mut table = Table::new(&[
+    let mut table = TextTable::new(&[
         "APP", "NAME", "TASK", "WHEN", "NEXT", ">FIRED", ">SKIPPED", ">MISSED",
     ]);
     let now = now_ms();
@@ -160,7 +160,7 @@ fn when(info: &ScheduleInfo) -> String {
     }
 }
 
-fn show_one(arguments: &OneArguments) -> Result<(), Failure> {
+fn show_one(arguments: &OneArguments) -> Result<(), CommandError> {
     let broker = arguments.broker.find()?;
     let info = arguments.look_up(&broker)?;
     if arguments.json {
@@ -235,7 +235,7 @@ fn show_one(arguments: &OneArguments) -> Result<(), Failure> {
     show(&(lines.join("\n") + "\n"))
 }
 
-fn remove(arguments: &OneArguments) -> Result<(), Failure> {
+fn remove(arguments: &OneArguments) -> Result<(), CommandError> {
     let broker = arguments.broker.find()?;
     let info = arguments.look_up(&broker)?;
     let schedule = info.name.clone();
@@ -256,7 +256,7 @@ fn remove(arguments: &OneArguments) -> Result<(), Failure> {
 
 impl OneArguments {
     /// Finds the one schedule with this name.
-    fn look_up(&self, broker: &Broker) -> Result<ScheduleInfo, Failure> {
+    fn look_up(&self, broker: &RemoteBroker) -> Result<ScheduleInfo, CommandError> {
         let query = SchedulesQuery {
             app: self.app.clone(),
             name: Some(self.name.clone()),
@@ -271,18 +271,18 @@ impl OneArguments {
                 self.name,
                 apps.join(", ")
             );
-            return Err(Failure::new(WRONG_CALL, text));
+            return Err(CommandError::new(WRONG_CALL, text));
         }
         found.pop().ok_or_else(|| {
             let text = format!(
                 "there is no schedule {:?}; `penstock schedule ls` lists all schedules",
                 self.name
             );
-            Failure::new(FAILED, text)
+            CommandError::new(FAILED, text)
         })
     }
 
-    fn order(&self, step: ScheduleStep, done: &str) -> Result<(), Failure> {
+    fn order(&self, step: ScheduleStep, done: &str) -> Result<(), CommandError> {
         let broker = self.broker.find()?;
         let info = self.look_up(&broker)?;
         let name = printable(&info.name.name);

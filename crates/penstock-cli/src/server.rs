@@ -11,7 +11,7 @@ use penstock_server::{
     detach, release_stderr,
 };
 
-use crate::exit::{Failure, IN_USE, WRONG_CALL, cannot_use, is_of_the_disk};
+use crate::exit::{CommandError, IN_USE, WRONG_CALL, cannot_use, is_of_the_disk};
 use crate::logging::LogArguments;
 use crate::remote::{resolve, token_from_environment};
 use crate::text::byte_count;
@@ -66,7 +66,7 @@ pub struct Arguments {
     log: LogArguments,
 }
 
-pub fn run(arguments: Arguments) -> Result<(), Failure> {
+pub fn run(arguments: Arguments) -> Result<(), CommandError> {
     match (&arguments.local, arguments.memory) {
         (Some(path), _) => serve_locally(&arguments, path),
         (None, Some(pid)) => serve_in_memory(&arguments, pid),
@@ -74,14 +74,14 @@ pub fn run(arguments: Arguments) -> Result<(), Failure> {
     }
 }
 
-fn serve_others(arguments: &Arguments) -> Result<(), Failure> {
+fn serve_others(arguments: &Arguments) -> Result<(), CommandError> {
     arguments.log.to_stderr();
     let (token, place) = match &arguments.token_file {
         None => (token_from_environment(), "PENSTOCK_TOKEN".to_owned()),
         Some(file) => {
             let read = fs::read_to_string(file);
             let token = read.map_err(|error| {
-                Failure::new(
+                CommandError::new(
                     WRONG_CALL,
                     format!("can't read {}: {error}", file.display()),
                 )
@@ -91,7 +91,7 @@ fn serve_others(arguments: &Arguments) -> Result<(), Failure> {
     };
     let token = token.map(|token| Token::new(token.as_bytes())).transpose();
     let token =
-        token.map_err(|error| Failure::new(WRONG_CALL, format!("can't use {place}: {error}")))?;
+        token.map_err(|error| CommandError::new(WRONG_CALL, format!("can't use {place}: {error}")))?;
     let server = Server::start(ServerOptions {
         home: Home::Directory(arguments.data.join("journal")),
         listen: arguments.listen.clone(),
@@ -104,9 +104,9 @@ fn serve_others(arguments: &Arguments) -> Result<(), Failure> {
     Ok(server.serve()?)
 }
 
-fn serve_locally(arguments: &Arguments, path: &Path) -> Result<(), Failure> {
+fn serve_locally(arguments: &Arguments, path: &Path) -> Result<(), CommandError> {
     let linger = Duration::try_from_secs_f64(arguments.linger)
-        .map_err(|error| Failure::new(WRONG_CALL, format!("--linger: {error}")))?;
+        .map_err(|error| CommandError::new(WRONG_CALL, format!("--linger: {error}")))?;
     let paths = resolve(path)?;
     // SAFETY: only the command line was read so far: there is one thread and no open file.
     drop(unsafe { detach() }?);
@@ -116,7 +116,7 @@ fn serve_locally(arguments: &Arguments, path: &Path) -> Result<(), Failure> {
             "another broker is already running for {}",
             paths.directory.display()
         );
-        return Err(Failure::new(IN_USE, in_use));
+        return Err(CommandError::new(IN_USE, in_use));
     };
     arguments.log.to_file(open_log(&paths).map_err(cannot_use)?);
     let server = Server::start(ServerOptions {
@@ -141,7 +141,7 @@ fn serve_locally(arguments: &Arguments, path: &Path) -> Result<(), Failure> {
 }
 
 /// Serves one client from memory, without a log: each fault is reported to the client or stops the broker.
-fn serve_in_memory(arguments: &Arguments, pid: u32) -> Result<(), Failure> {
+fn serve_in_memory(arguments: &Arguments, pid: u32) -> Result<(), CommandError> {
     // SAFETY: only the command line was read so far: there is one thread and no open file.
     let socket = unsafe { detach() }?;
     let server = Server::start(ServerOptions {

@@ -6,11 +6,11 @@ use penstock_message::{
 use penstock_worker::state_name;
 use serde_json::{Value, json};
 
-use crate::exit::Failure;
+use crate::exit::CommandError;
 use crate::limit::overflow_name;
 use crate::moment::now_ms;
 use crate::remote::BrokerArguments;
-use crate::text::{Table, bytes, count, duration_ms, limits, printable, show, sync_us};
+use crate::text::{TextTable, bytes, count, duration_ms, limits, printable, show, sync_us};
 
 /// Number of running jobs that the status shows.
 const SHOWN_RUNNING: usize = 10;
@@ -24,7 +24,7 @@ pub struct Arguments {
     json: bool,
 }
 
-pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+pub fn run(arguments: &Arguments) -> Result<(), CommandError> {
     let broker = arguments.broker.find()?;
     let status = broker.status()?;
     let engine = broker.capabilities()?;
@@ -260,7 +260,7 @@ pub fn running_table(workers: &[WorkerStatus], most: usize, now_ms: u64) -> Stri
     }
     jobs.sort_by_key(|(job, _)| (job.started_at, job.id));
     jobs.truncate(most);
-    let mut table = Table::new(&["RUNNING", "ID", "TASK", "QUEUE", "WORKER"]);
+    let mut table = TextTable::new(&["RUNNING", "ID", "TASK", "QUEUE", "WORKER"]);
     for (job, worker) in &jobs {
         table.row(vec![
             duration_ms(now_ms.saturating_sub(job.started_at)),
@@ -285,7 +285,7 @@ pub fn queue_table(queues: &[QueueStatus], others: &Others) -> String {
     if queues.is_empty() && others.queues == 0 {
         return "no queues yet\n".to_owned();
     }
-    let mut table = Table::new(&[
+    let mut table = TextTable::new(&[
         "QUEUE",
         ">READY",
         ">DELAYED",
@@ -356,7 +356,7 @@ pub fn worker_table(workers: &[WorkerStatus]) -> String {
     if workers.is_empty() {
         return "no workers; start one with: penstock worker MODULE:APP\n".to_owned();
     }
-    let mut table = Table::new(&["WORKER", ">SLOTS", ">BUSY", ">LEASES", "QUEUES", ""]);
+    let mut table = TextTable::new(&["WORKER", ">SLOTS", ">BUSY", ">LEASES", "QUEUES", ""]);
     for worker in workers {
         table.row(vec![
             worker.name.clone(),
@@ -529,7 +529,7 @@ and 1 more job
     }
 
     /// Broker with a clock that the test moves.
-    struct World {
+    struct TestBroker {
         broker: Broker,
         now: Now,
         synced: Position,
@@ -543,7 +543,7 @@ and 1 more job
         ConnId(of as u64 + 1)
     }
 
-    impl World {
+    impl TestBroker {
         fn new() -> Self {
             let now = Now {
                 wall_ms: 1_700_000_000_000,
@@ -632,7 +632,7 @@ and 1 more job
 
     #[test]
     fn a_queue_that_is_not_in_use_is_counted_among_others_an_hour_later() {
-        let mut world = World::new();
+        let mut world = TestBroker::new();
         let jobs = vec![publish(1, "old"), publish(2, "older"), publish(3, "older")];
         world.commit(CLIENT, jobs);
         let delivered = world.handle(Input::Consume {
@@ -667,7 +667,7 @@ and 1 more job
             },
         ];
         world.commit(CLIENT, empty);
-        let shown = |world: &World| {
+        let shown = |world: &TestBroker| {
             let status = world.broker.status();
             let table = queue_table(&status.queues, &status.others);
             let json = as_json(&status, &Capabilities::NOTHING);

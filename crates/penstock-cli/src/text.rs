@@ -4,10 +4,10 @@ use std::io::{ErrorKind, Write, stdout};
 
 use penstock_message::{MessageState, Overflow, QueueLimits};
 
-use crate::exit::Failure;
+use crate::exit::CommandError;
 
 /// Prints text. Succeeds when the reader closes the pipe early (`| head`).
-pub fn show(text: &str) -> Result<(), Failure> {
+pub fn show(text: &str) -> Result<(), CommandError> {
     let mut out = stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
@@ -16,7 +16,7 @@ pub fn show(text: &str) -> Result<(), Failure> {
 }
 
 /// Prints one JSON value on its own line.
-pub fn show_json(value: &serde_json::Value) -> Result<(), Failure> {
+pub fn show_json(value: &serde_json::Value) -> Result<(), CommandError> {
     show(&format!("{value}\n"))
 }
 
@@ -81,12 +81,12 @@ pub fn indented(text: &str) -> String {
 }
 
 /// Table with columns of the width that they need; numbers are aligned to the right.
-pub struct Table {
+pub struct TextTable {
     rows: Vec<Vec<String>>,
     right: Vec<bool>,
 }
 
-impl Table {
+impl TextTable {
     /// Creates a table. A heading that begins with `>` marks a column of numbers.
     pub fn new(headings: &[&str]) -> Self {
         Self {
@@ -110,7 +110,7 @@ impl Table {
     }
 }
 
-impl std::fmt::Display for Table {
+impl std::fmt::Display for TextTable {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let width = |column: usize| {
             let cells = self.rows.iter().filter_map(|row| row.get(column));
@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn columns_line_up() {
-        let mut table = Table::new(&["QUEUE", ">READY"]);
+        let mut table = TextTable::new(&["QUEUE", ">READY"]);
         table.row(vec!["mail".to_owned(), "3".to_owned()]);
         table.row(vec!["thumbnails".to_owned(), "12000".to_owned()]);
         assert_eq!(

@@ -10,7 +10,7 @@ use penstock_worker::{
     MemoryLimit, PoolConfig, RecycleConfig, SlotKind, WorkerConfig, knows_memory, worker_name,
 };
 
-use crate::exit::{Failure, NOT_OFFERED, WRONG_CALL};
+use crate::exit::{CommandError, NOT_OFFERED, WRONG_CALL};
 use crate::logging::{LogArguments, LogFormat, LogLevel};
 use crate::memory::give_back;
 use crate::moment::duration;
@@ -101,11 +101,11 @@ pub fn run(arguments: Arguments) -> ExitCode {
     }
 }
 
-fn configure(arguments: Arguments) -> Result<WorkerConfig, Failure> {
+fn configure(arguments: Arguments) -> Result<WorkerConfig, CommandError> {
     let limits_memory =
         arguments.max_memory_per_child.is_some() || arguments.memory_limit.is_some();
     if limits_memory && !knows_memory() {
-        return Err(Failure::new(
+        return Err(CommandError::new(
             NOT_OFFERED,
             "this system does not report the memory of processes, so a worker can't limit it here: leave out \
              --max-memory-per-child and --memory-limit",
@@ -191,7 +191,7 @@ fn pools(
     processes: Option<u32>,
     async_slots: u32,
     isolated: Option<u32>,
-) -> Result<Vec<PoolConfig>, Failure> {
+) -> Result<Vec<PoolConfig>, CommandError> {
     let cpus = available_cpus();
     let concurrency = concurrency.unwrap_or(cpus.min(MAX_PROCESSES));
     let pool = |kind, processes, slots| PoolConfig {
@@ -201,7 +201,7 @@ fn pools(
         on_demand: false,
     };
     if threads.is_none() && processes.is_some() {
-        return Err(Failure::new(
+        return Err(CommandError::new(
             WRONG_CALL,
             "--processes adds processes to those of --threads; without --threads, use -c N",
         ));
@@ -222,7 +222,7 @@ fn pools(
     let all: u64 = pools.iter().map(|pool| u64::from(pool.processes)).sum();
     let all = all + isolated.map_or(0, u64::from);
     if all > u64::from(MAX_PROCESSES) {
-        return Err(Failure::new(
+        return Err(CommandError::new(
             WRONG_CALL,
             format!(
                 "{all} processes are too many: a worker has at most {MAX_PROCESSES}; run a second worker"
@@ -235,7 +235,7 @@ fn pools(
         .sum();
     let slots = slots + isolated.map_or(0, u64::from);
     if slots > u64::from(MAX_SLOTS) {
-        return Err(Failure::new(
+        return Err(CommandError::new(
             WRONG_CALL,
             format!(
                 "{slots} slots are too many: a worker has at most {MAX_SLOTS}; run a second worker"

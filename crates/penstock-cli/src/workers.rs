@@ -8,10 +8,10 @@ use penstock_message::{AskQuery, NoReply, WorkerState};
 use penstock_worker::{MAX_PROCESSES, MAX_SLOTS, Question, Reply, Sizes, Standing, state_name};
 use serde_json::{Value, json};
 
-use crate::confirm::Confirm;
-use crate::exit::{FAILED, Failure, WRONG_CALL};
+use crate::confirm::ConfirmArguments;
+use crate::exit::{FAILED, CommandError, WRONG_CALL};
 use crate::lists;
-use crate::remote::{Broker, BrokerArguments};
+use crate::remote::{RemoteBroker, BrokerArguments};
 use crate::text::{count, duration_ms, printable, show, show_json};
 
 /// Time that a worker has to reply.
@@ -24,19 +24,19 @@ pub enum WorkersCommand {
     /// List the workers, with their slots, their queues and their running jobs
     Ls(lists::Arguments),
     /// Start no new jobs until resumed; running jobs continue
-    Pause(Named),
+    Pause(NamedArguments),
     /// Start jobs again
-    Resume(Named),
+    Resume(NamedArguments),
     /// Change the number of slots; running jobs continue
     Resize(Resize),
     /// Start no new jobs, and exit once the running jobs have finished, however long that takes
-    Drain(Ended),
+    Drain(ExitArguments),
     /// Stop as on SIGTERM: running jobs get the grace period to finish
-    Stop(Ended),
+    Stop(ExitArguments),
 }
 
 #[derive(Args)]
-pub struct Named {
+pub struct NamedArguments {
     /// Names of the workers, as `penstock workers ls` shows them
     #[arg(value_name = "NAME", required_unless_present = "all")]
     names: Vec<String>,
@@ -51,17 +51,17 @@ pub struct Named {
 }
 
 #[derive(Args)]
-pub struct Ended {
+pub struct ExitArguments {
     #[command(flatten)]
-    named: Named,
+    named: NamedArguments,
     #[command(flatten)]
-    confirm: Confirm,
+    confirm: ConfirmArguments,
 }
 
 #[derive(Args)]
 pub struct Resize {
     #[command(flatten)]
-    named: Named,
+    named: NamedArguments,
     /// Number of processes that run jobs: one job at a time each, or more with threads
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_PROCESSES)))]
     concurrency: Option<u32>,
@@ -79,7 +79,7 @@ pub struct Resize {
     isolated: Option<u32>,
 }
 
-pub fn run(command: &WorkersCommand) -> Result<(), Failure> {
+pub fn run(command: &WorkersCommand) -> Result<(), CommandError> {
     match command {
         WorkersCommand::Ls(arguments) => lists::workers(arguments),
         WorkersCommand::Pause(named) => named.order(&Question::Pause, None),
@@ -91,7 +91,7 @@ pub fn run(command: &WorkersCommand) -> Result<(), Failure> {
 }
 
 impl Resize {
-    fn run(&self) -> Result<(), Failure> {
+    fn run(&self) -> Result<(), CommandError> {
         let sizes = Sizes {
             concurrency: self.concurrency,
             threads: self.threads,
@@ -101,21 +101,21 @@ impl Resize {
         };
         if sizes == Sizes::default() {
             let text = "give the new number of slots, such as -c 8; `penstock workers resize --help` lists the options";
-            return Err(Failure::new(WRONG_CALL, text));
+            return Err(CommandError::new(WRONG_CALL, text));
         }
         self.named.order(&Question::Resize(sizes), None)
     }
 }
 
-impl Ended {
+impl ExitArguments {
     /// Sends the order. Asks for confirmation first when it addresses all workers.
-    fn order(&self, question: &Question, verb: &str) -> Result<(), Failure> {
+    fn order(&self, question: &Question, verb: &str) -> Result<(), CommandError> {
         self.named.order(question, Some((verb, &self.confirm)))
     }
 }
 
-impl Named {
-    fn order(&self, question: &Question, asks: Option<(&str, &Confirm)>) -> Result<(), Failure> {
+impl NamedArguments {
+    fn order(&self, question: &Question, asks: Option<(&str, &ConfirmArguments)>) -> Result<(), CommandError> {
         let broker = self.broker.find()?;
         let names = self.names(&broker)?;
         if names.is_empty() && !self.json {
@@ -158,13 +158,13 @@ impl Named {
                 let text = format!(
                     "{failed} of {asked} workers did not carry out the order; the others did"
                 );
-                Err(Failure::new(FAILED, text))
+                Err(CommandError::new(FAILED, text))
             }
         }
     }
 
     /// Returns each name once, in the order given.
-    fn names(&self, broker: &Broker) -> Result<Vec<String>, Failure> {
+    fn names(&self, broker: &RemoteBroker) -> Result<Vec<String>, CommandError> {
         let named = match self.all {
             false => self.names.clone(),
             true => {
@@ -183,13 +183,13 @@ impl Named {
     }
 }
 
-impl Broker {
+impl RemoteBroker {
     /// Asks several workers at once. Fails as a whole when the broker can't relay questions.
     fn ask_workers(
         &self,
         names: &[String],
         question: &Question,
-    ) -> Result<Vec<Result<Standing, Failure>>, Failure> {
+    ) -> Result<Vec<Result<Standing, CommandError>>, CommandError> {
         let asks = names.iter().map(|name| AskQuery {
             worker: name.clone(),
             question: question.encode(),
@@ -206,7 +206,7 @@ impl Broker {
     }
 }
 
-fn standing(name: &str, reply: Option<Reply>) -> Result<Standing, Failure> {
+fn standing(name: &str, reply: Option<Reply>) -> Result<Standing, CommandError> {
     let text = match reply {
         Some(Reply::Done(standing)) => return Ok(standing),
         Some(Reply::Refused(why)) => format!("{name} refused: {why}. Nothing was changed"),
@@ -219,10 +219,10 @@ fn standing(name: &str, reply: Option<Reply>) -> Result<Standing, Failure> {
              state; use the `penstock` command of that version"
         ),
     };
-    Err(Failure::new(FAILED, text))
+    Err(CommandError::new(FAILED, text))
 }
 
-fn no_reply(name: &str, why: NoReply) -> Failure {
+fn no_reply(name: &str, why: NoReply) -> CommandError {
     let text = match why {
         NoReply::UnknownWorker => {
             format!(
@@ -251,7 +251,7 @@ fn no_reply(name: &str, why: NoReply) -> Failure {
         ),
         NoReply::TooLarge => format!("the reply from {name} is too large for the broker to relay"),
     };
-    Failure::new(FAILED, text)
+    CommandError::new(FAILED, text)
 }
 
 fn as_json(name: &str, standing: &Standing) -> Value {

@@ -8,12 +8,12 @@ use penstock_message::{
 };
 use serde_json::json;
 
-use crate::exit::{FAILED, Failure};
+use crate::exit::{FAILED, CommandError};
 use crate::job::Treatment;
 use crate::moment::{ago, moment, now_ms};
-use crate::refused::{self, Refused};
-use crate::remote::{Broker, BrokerArguments};
-use crate::text::{Table, count, printable, printable_lines, shortened, show, show_json};
+use crate::refused::{self, RefusedOrders};
+use crate::remote::{RemoteBroker, BrokerArguments};
+use crate::text::{TextTable, count, printable, printable_lines, shortened, show, show_json};
 
 /// Number of workflows that a person is shown by default.
 const SHOWN: usize = 50;
@@ -38,7 +38,7 @@ enum Command {
 }
 
 #[derive(Clone, Copy, ValueEnum)]
-enum State {
+enum StateChoice {
     Running,
     Succeeded,
     Failed,
@@ -46,14 +46,14 @@ enum State {
     Expired,
 }
 
-impl From<State> for WorkflowState {
-    fn from(state: State) -> Self {
+impl From<StateChoice> for WorkflowState {
+    fn from(state: StateChoice) -> Self {
         match state {
-            State::Running => Self::Running,
-            State::Succeeded => Self::Succeeded,
-            State::Failed => Self::Failed,
-            State::Cancelled => Self::Cancelled,
-            State::Expired => Self::Expired,
+            StateChoice::Running => Self::Running,
+            StateChoice::Succeeded => Self::Succeeded,
+            StateChoice::Failed => Self::Failed,
+            StateChoice::Cancelled => Self::Cancelled,
+            StateChoice::Expired => Self::Expired,
         }
     }
 }
@@ -62,7 +62,7 @@ impl From<State> for WorkflowState {
 struct ListArguments {
     /// Only workflows in this state
     #[arg(long, value_name = "STATE")]
-    state: Option<State>,
+    state: Option<StateChoice>,
     /// Only workflows with this name
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
@@ -124,7 +124,7 @@ struct RetryArguments {
     json: bool,
 }
 
-pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+pub fn run(arguments: &Arguments) -> Result<(), CommandError> {
     match &arguments.command {
         Command::Ls(arguments) => list(arguments),
         Command::Show(arguments) => draw(arguments),
@@ -133,17 +133,17 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
 }
 
-fn page(broker: &Broker, query: WorkflowsQuery) -> Result<WorkflowsPage, Failure> {
+fn page(broker: &RemoteBroker, query: WorkflowsQuery) -> Result<WorkflowsPage, CommandError> {
     match broker.ask(Query::Workflows(query))? {
         Answer::Workflows(page) => Ok(page),
-        _ => Err(Failure::new(
+        _ => Err(CommandError::new(
             FAILED,
             "the broker sent an unexpected answer instead of its workflows",
         )),
     }
 }
 
-fn list(arguments: &ListArguments) -> Result<(), Failure> {
+fn list(arguments: &ListArguments) -> Result<(), CommandError> {
     let most = match (arguments.limit, arguments.json) {
         (Some(0), _) | (None, true) => usize::MAX,
         (Some(limit), _) => limit,
@@ -204,7 +204,7 @@ fn table(found: &[WorkflowInfo]) -> String {
     if has_deadlines {
         columns.push("DEADLINE");
     }
-    let mut table = Table::new(&columns);
+    let mut table = TextTable::new(&columns);
     let now = now_ms();
     for workflow in found {
         let jobs = &workflow.jobs;
@@ -232,7 +232,7 @@ fn table(found: &[WorkflowInfo]) -> String {
     table.to_string()
 }
 
-fn draw(arguments: &ShowArguments) -> Result<(), Failure> {
+fn draw(arguments: &ShowArguments) -> Result<(), CommandError> {
     let broker = arguments.broker.find()?;
     let mut query = WorkflowsQuery {
         workflow: Some(arguments.id),
@@ -273,15 +273,15 @@ fn draw(arguments: &ShowArguments) -> Result<(), Failure> {
     show(&(times + "\n"))
 }
 
-fn unknown(id: MessageId) -> Failure {
+fn unknown(id: MessageId) -> CommandError {
     let text = format!(
         "the broker lists no workflow {id}: it never existed, an older client sent it, or it ended and was removed a day \
          after it succeeded; `penstock workflow ls` lists all workflows"
     );
-    Failure::new(FAILED, text)
+    CommandError::new(FAILED, text)
 }
 
-fn cancel(arguments: &CancelArguments) -> Result<(), Failure> {
+fn cancel(arguments: &CancelArguments) -> Result<(), CommandError> {
     let op = |target| Op::Cancel {
         target,
         reason: arguments.reason.clone(),
@@ -298,7 +298,7 @@ fn cancel(arguments: &CancelArguments) -> Result<(), Failure> {
     refused::report(&refused, "cancelled")
 }
 
-fn retry(arguments: &RetryArguments) -> Result<(), Failure> {
+fn retry(arguments: &RetryArguments) -> Result<(), CommandError> {
     let op = |target| Op::RetryFailed {
         target,
         queue: None,
@@ -329,7 +329,7 @@ fn order_each(
     broker: &BrokerArguments,
     ids: &[MessageId],
     op: &dyn Fn(Target) -> Op,
-) -> Result<(OperationStatus, Refused), Failure> {
+) -> Result<(OperationStatus, RefusedOrders), CommandError> {
     let broker = broker.find()?;
     let mut all = OperationStatus::default();
     let mut refused = Vec::new();

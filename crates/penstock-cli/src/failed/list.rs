@@ -7,10 +7,10 @@ use penstock_message::{FailedJob, FailedQuery, Failure as Reason, Filter, Status
 use serde_json::{Value, json};
 
 use super::{FilterArguments, failed_page, for_each};
-use crate::exit::Failure;
+use crate::exit::CommandError;
 use crate::moment::{ago, now_ms};
-use crate::remote::{Broker, BrokerArguments};
-use crate::text::{Table, bytes, count, shortened, show, show_json};
+use crate::remote::{RemoteBroker, BrokerArguments};
+use crate::text::{TextTable, bytes, count, shortened, show, show_json};
 
 /// Number of jobs that a person is shown by default.
 const SHOWN: usize = 50;
@@ -37,7 +37,7 @@ pub struct Arguments {
     json: bool,
 }
 
-pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+pub fn run(arguments: &Arguments) -> Result<(), CommandError> {
     let most = match (arguments.limit, arguments.json) {
         (Some(0), _) | (None, true) => usize::MAX,
         (Some(limit), _) => limit,
@@ -51,18 +51,18 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
 }
 
-fn list_errors(broker: &Broker, filter: Filter, most: usize, as_json: bool) -> Result<(), Failure> {
-    let mut groups: HashMap<(u64, String), Group> = HashMap::new();
+fn list_errors(broker: &RemoteBroker, filter: Filter, most: usize, as_json: bool) -> Result<(), CommandError> {
+    let mut groups: HashMap<(u64, String), ErrorGroup> = HashMap::new();
     for_each(broker, filter, |job| {
         let key = (job.failure.fingerprint, job.failure.class.clone());
         groups.entry(key).or_default().add(job);
     })?;
-    let mut groups: Vec<Group> = groups.into_values().collect();
+    let mut groups: Vec<ErrorGroup> = groups.into_values().collect();
     groups.sort_by_key(|group| (group.last_failed_at, group.jobs));
     let found = groups.len();
     groups.drain(..found.saturating_sub(most));
     if as_json {
-        return show_json(&groups.iter().map(Group::as_json).collect());
+        return show_json(&groups.iter().map(ErrorGroup::as_json).collect());
     }
     show(&group_table(&groups))?;
     match groups.len() < found {
@@ -71,7 +71,7 @@ fn list_errors(broker: &Broker, filter: Filter, most: usize, as_json: bool) -> R
     }
 }
 
-fn list_jobs(broker: &Broker, filter: Filter, most: usize, as_json: bool) -> Result<(), Failure> {
+fn list_jobs(broker: &RemoteBroker, filter: Filter, most: usize, as_json: bool) -> Result<(), CommandError> {
     let is_filtered = filter != Filter::default();
     let (jobs, are_all) = newest(broker, filter, most)?;
     if as_json {
@@ -101,10 +101,10 @@ fn list_jobs(broker: &Broker, filter: Filter, most: usize, as_json: bool) -> Res
 /// Returns the newest `most` matching failed jobs, in the order in which they failed, and whether these are
 /// all.
 fn newest(
-    broker: &Broker,
+    broker: &RemoteBroker,
     filter: Filter,
     most: usize,
-) -> Result<(VecDeque<FailedJob>, bool), Failure> {
+) -> Result<(VecDeque<FailedJob>, bool), CommandError> {
     let mut jobs = VecDeque::new();
     let mut query = FailedQuery {
         filter,
@@ -128,14 +128,14 @@ fn newest(
     }
 }
 
-fn tell_of_the_rest(shown: usize, of: &str) -> Result<(), Failure> {
+fn tell_of_the_rest(shown: usize, of: &str) -> Result<(), CommandError> {
     show(&format!(
         "these are the newest {shown}{of}; --limit 0 lists all\n"
     ))
 }
 
 fn job_table(jobs: &VecDeque<FailedJob>) -> String {
-    let mut table = Table::new(&[
+    let mut table = TextTable::new(&[
         "FAILED",
         "ID",
         "TASK",
@@ -162,11 +162,11 @@ fn job_table(jobs: &VecDeque<FailedJob>) -> String {
     table.to_string()
 }
 
-fn group_table(groups: &[Group]) -> String {
+fn group_table(groups: &[ErrorGroup]) -> String {
     if groups.is_empty() {
         return "no failed job matches\n".to_owned();
     }
-    let mut table = Table::new(&["LAST", ">JOBS", "TASK", "ERROR", "FINGERPRINT"]);
+    let mut table = TextTable::new(&["LAST", ">JOBS", "TASK", "ERROR", "FINGERPRINT"]);
     let now = now_ms();
     for group in groups {
         let more = match group.tasks.len() {
@@ -186,7 +186,7 @@ fn group_table(groups: &[Group]) -> String {
 
 /// Jobs that failed by the same error from the same place.
 #[derive(Default)]
-struct Group {
+struct ErrorGroup {
     jobs: u64,
     tasks: BTreeSet<String>,
     first_failed_at: u64,
@@ -194,7 +194,7 @@ struct Group {
     last: Reason,
 }
 
-impl Group {
+impl ErrorGroup {
     fn add(&mut self, job: FailedJob) {
         if self.jobs == 0 {
             self.first_failed_at = job.failed_at;

@@ -8,10 +8,10 @@ use penstock_message::{
 use serde_json::{Value, json};
 
 use super::status_name;
-use crate::confirm::Confirm;
-use crate::exit::{FAILED, Failure, WRONG_CALL, applied};
+use crate::confirm::ConfirmArguments;
+use crate::exit::{FAILED, CommandError, WRONG_CALL, applied};
 use crate::refused;
-use crate::remote::{Broker, BrokerArguments};
+use crate::remote::{RemoteBroker, BrokerArguments};
 use crate::text::{count, printable, show, show_json, state_name};
 
 #[derive(Args)]
@@ -34,7 +34,7 @@ pub struct Arguments {
     #[command(flatten)]
     broker: BrokerArguments,
     #[command(flatten)]
-    confirm: Confirm,
+    confirm: ConfirmArguments,
     /// Print one JSON object, for programs
     #[arg(long)]
     json: bool,
@@ -57,7 +57,7 @@ impl From<Treatment> for OnRunning {
     }
 }
 
-pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+pub fn run(arguments: &Arguments) -> Result<(), CommandError> {
     let filter = Filter {
         queue: arguments.queue.clone(),
         task: arguments.task.clone(),
@@ -69,11 +69,11 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         (true, true) => arguments.cancel_all(filter),
         (true, false) => {
             let text = "no jobs given: give ids, --task or --queue";
-            Err(Failure::new(WRONG_CALL, text))
+            Err(CommandError::new(WRONG_CALL, text))
         }
         (false, true) => {
             let text = "give either ids or a filter, not both";
-            Err(Failure::new(WRONG_CALL, text))
+            Err(CommandError::new(WRONG_CALL, text))
         }
     }
 }
@@ -87,7 +87,7 @@ impl Arguments {
         }
     }
 
-    fn cancel_each(&self) -> Result<(), Failure> {
+    fn cancel_each(&self) -> Result<(), CommandError> {
         let broker = self.broker.find()?;
         let ops = self.ids.iter().map(|id| self.op(Target::Job(*id)));
         let receipts = broker.commit_each(ops.collect())?;
@@ -114,7 +114,7 @@ impl Arguments {
         refused::report(&refused, "cancelled")
     }
 
-    fn cancel_all(&self, filter: Filter) -> Result<(), Failure> {
+    fn cancel_all(&self, filter: Filter) -> Result<(), CommandError> {
         let broker = self.broker.find()?;
         self.confirm.ask(&self.question(&broker)?)?;
         let status = broker.carry_out(self.op(Target::Filter(filter)))?;
@@ -131,7 +131,7 @@ impl Arguments {
 
     /// Describes what is about to happen. Gives the counts for a whole queue, which the broker knows without a
     /// scan.
-    fn question(&self, broker: &Broker) -> Result<String, Failure> {
+    fn question(&self, broker: &RemoteBroker) -> Result<String, CommandError> {
         let of_task = self
             .task
             .as_ref()
@@ -179,10 +179,10 @@ fn in_words(cancelled: u64, asked: u64, left: u64) -> String {
 
 /// Returns the state that the job had before it was cancelled, or fails with the reason why it was not.
 fn cancelled_from(
-    broker: &Broker,
+    broker: &RemoteBroker,
     id: MessageId,
     receipt: Receipt,
-) -> Result<Option<MessageState>, Failure> {
+) -> Result<Option<MessageState>, CommandError> {
     let Receipt::Refused { why, .. } = &receipt else {
         return Ok(applied(receipt)?.found);
     };
@@ -211,7 +211,7 @@ fn cancelled_from(
         },
         _ => return Ok(applied(receipt)?.found),
     };
-    Err(Failure::new(FAILED, why))
+    Err(CommandError::new(FAILED, why))
 }
 
 fn ended_as(status: &str) -> String {

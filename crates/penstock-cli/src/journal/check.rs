@@ -3,15 +3,15 @@ use std::path::Path;
 use penstock_journal::{FsckReport, fsck};
 
 use super::open_existing;
-use crate::exit::{DAMAGED, FAILED, Failure};
-use crate::text::{Table, bytes, show};
+use crate::exit::{DAMAGED, FAILED, CommandError};
+use crate::text::{TextTable, bytes, show};
 
-pub fn run(directory: &Path) -> Result<(), Failure> {
+pub fn run(directory: &Path) -> Result<(), CommandError> {
     let report = fsck(&open_existing(directory)?)?;
     // All segments may be missing.
     if report.segments.is_empty() && report.opening.is_ok() {
         let nothing = format!("{} holds no journal", directory.display());
-        return Err(Failure::new(FAILED, nothing));
+        return Err(CommandError::new(FAILED, nothing));
     }
     show(&for_people(&report))?;
     match report.opening {
@@ -23,16 +23,16 @@ pub fn run(directory: &Path) -> Result<(), Failure> {
         {
             Ok(())
         }
-        Ok(_) => Err(Failure::new(
+        Ok(_) => Err(CommandError::new(
             DAMAGED,
             "the journal is damaged, but no confirmed record is affected; a broker can start from it",
         )),
-        Err(error) => Err(Failure::new(DAMAGED, error)),
+        Err(error) => Err(CommandError::new(DAMAGED, error)),
     }
 }
 
 fn for_people(report: &FsckReport) -> String {
-    let mut table = Table::new(&[
+    let mut table = TextTable::new(&[
         "SEGMENT", ">EPOCH", ">FROM", ">BATCHES", ">RECORDS", ">USED", ">FILE", "",
     ]);
     for segment in &report.segments {

@@ -5,10 +5,10 @@ use penstock_broker::published_in;
 use penstock_journal::{JournalOptions, Lost, RepairReport, repair};
 
 use super::open_existing;
-use crate::exit::{DAMAGED, Failure};
+use crate::exit::{DAMAGED, CommandError};
 use crate::text::{printable, show};
 
-pub fn run(directory: &Path) -> Result<(), Failure> {
+pub fn run(directory: &Path) -> Result<(), CommandError> {
     let storage = open_existing(directory)?;
     let mut options = JournalOptions::default();
     options.fit_to_disk(storage.disk_bytes()?);
@@ -24,7 +24,7 @@ pub fn run(directory: &Path) -> Result<(), Failure> {
         false => "",
     };
     let text = format!("repaired; {count} records{more} were lost, as listed");
-    Err(Failure::new(DAMAGED, text))
+    Err(CommandError::new(DAMAGED, text))
 }
 
 const WHAT_A_LOSS_MEANS: &str = "\

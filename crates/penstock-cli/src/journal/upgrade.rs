@@ -3,10 +3,10 @@ use std::path::Path;
 use penstock_journal::{JournalOptions, upgrade};
 
 use super::open_existing;
-use crate::exit::Failure;
+use crate::exit::CommandError;
 use crate::text::show;
 
-pub fn run(directory: &Path) -> Result<(), Failure> {
+pub fn run(directory: &Path) -> Result<(), CommandError> {
     let storage = open_existing(directory)?;
     let mut options = JournalOptions::default();
     options.fit_to_disk(storage.disk_bytes()?);

@@ -9,9 +9,9 @@ use penstock_message::{
 use serde_json::{Map, Value};
 
 use super::{OneArguments, TIMES, page, when};
-use crate::exit::{FAILED, Failure, WRONG_CALL};
+use crate::exit::{FAILED, CommandError, WRONG_CALL};
 use crate::moment::{coming_moment, duration, moment, now_ms};
-use crate::remote::{Broker, BrokerArguments};
+use crate::remote::{RemoteBroker, BrokerArguments};
 use crate::text::{printable, show, show_json};
 
 /// Time for which a result is kept: the default of a task.
@@ -107,13 +107,13 @@ fn ms(time: std::time::Duration) -> u64 {
 }
 
 impl TimesArguments {
-    fn rhythm(&self) -> Result<Option<Rhythm>, Failure> {
+    fn rhythm(&self) -> Result<Option<Rhythm>, CommandError> {
         match (&self.cron, self.every, self.at) {
             (None, None, None) => Ok(None),
             (Some(line), None, None) => Ok(Some(Rhythm::Cron(line.clone()))),
             (None, Some(every), None) => Ok(Some(Rhythm::Every(ms(every)))),
             (None, None, Some(at)) => Ok(Some(Rhythm::At(at))),
-            _ => Err(Failure::new(
+            _ => Err(CommandError::new(
                 WRONG_CALL,
                 "give only one of --cron, --every and --at".to_owned(),
             )),
@@ -139,7 +139,7 @@ impl TimesArguments {
     }
 
     /// Returns these times, with those of `was` for every option that was left out.
-    fn over(&self, was: ScheduleTimes) -> Result<ScheduleTimes, Failure> {
+    fn over(&self, was: ScheduleTimes) -> Result<ScheduleTimes, CommandError> {
         Ok(ScheduleTimes {
             timing: ScheduleTiming {
                 rhythm: self.rhythm()?.unwrap_or(was.timing.rhythm),
@@ -154,10 +154,10 @@ impl TimesArguments {
     }
 }
 
-pub(super) fn add(arguments: &AddArguments) -> Result<(), Failure> {
+pub(super) fn add(arguments: &AddArguments) -> Result<(), CommandError> {
     let Some(rhythm) = arguments.times.rhythm()? else {
         let text = "give the times of the schedule: --cron, --every or --at".to_owned();
-        return Err(Failure::new(WRONG_CALL, text));
+        return Err(CommandError::new(WRONG_CALL, text));
     };
     let body = body(&arguments.args, &arguments.kwargs)?;
     let broker = arguments.broker.find()?;
@@ -170,7 +170,7 @@ pub(super) fn add(arguments: &AddArguments) -> Result<(), Failure> {
             "app {:?} already has a schedule {:?}; `penstock schedule edit` changes its times",
             schedule.app, schedule.name
         );
-        return Err(Failure::new(FAILED, text));
+        return Err(CommandError::new(FAILED, text));
     }
     let times = arguments.times.over(ScheduleTimes {
         timing: ScheduleTiming {
@@ -205,11 +205,11 @@ pub(super) fn add(arguments: &AddArguments) -> Result<(), Failure> {
     tell(&broker, &schedule, "added", arguments.json)
 }
 
-pub(super) fn edit(arguments: &EditArguments) -> Result<(), Failure> {
+pub(super) fn edit(arguments: &EditArguments) -> Result<(), CommandError> {
     let (one, times) = (&arguments.one, &arguments.times);
     if times.is_empty() {
         let text = "give at least one change, such as --every 5m or --overlap queue".to_owned();
-        return Err(Failure::new(WRONG_CALL, text));
+        return Err(CommandError::new(WRONG_CALL, text));
     }
     let broker = one.broker.find()?;
     let info = one.look_up(&broker)?;
@@ -229,7 +229,7 @@ pub(super) fn edit(arguments: &EditArguments) -> Result<(), Failure> {
 }
 
 /// Encodes the arguments of a job as `penstock/_values/envelope.py` does.
-fn body(args: &str, kwargs: &str) -> Result<Vec<u8>, Failure> {
+fn body(args: &str, kwargs: &str) -> Result<Vec<u8>, CommandError> {
     let args: Vec<Value> = read("--args", "a JSON array, such as '[\"de\", 3]'", args)?;
     let kwargs: Map<String, Value> = read(
         "--kwargs",
@@ -237,19 +237,19 @@ fn body(args: &str, kwargs: &str) -> Result<Vec<u8>, Failure> {
         kwargs,
     )?;
     rmp_serde::to_vec(&(args, kwargs))
-        .map_err(|error| Failure::new(WRONG_CALL, format!("the arguments: {error}")))
+        .map_err(|error| CommandError::new(WRONG_CALL, format!("the arguments: {error}")))
 }
 
 fn read<T: serde::de::DeserializeOwned>(
     what: &str,
     wanted: &str,
     text: &str,
-) -> Result<T, Failure> {
+) -> Result<T, CommandError> {
     serde_json::from_str(text)
-        .map_err(|error| Failure::new(WRONG_CALL, format!("{what} must be {wanted}: {error}")))
+        .map_err(|error| CommandError::new(WRONG_CALL, format!("{what} must be {wanted}: {error}")))
 }
 
-fn look_up(broker: &Broker, schedule: &ScheduleName) -> Result<Option<ScheduleInfo>, Failure> {
+fn look_up(broker: &RemoteBroker, schedule: &ScheduleName) -> Result<Option<ScheduleInfo>, CommandError> {
     let query = SchedulesQuery {
         app: Some(schedule.app.clone()),
         name: Some(schedule.name.clone()),
@@ -261,13 +261,13 @@ fn look_up(broker: &Broker, schedule: &ScheduleName) -> Result<Option<ScheduleIn
 
 /// Reports the present state of a schedule.
 fn tell(
-    broker: &Broker,
+    broker: &RemoteBroker,
     schedule: &ScheduleName,
     done: &str,
     as_json: bool,
-) -> Result<(), Failure> {
+) -> Result<(), CommandError> {
     let Some(info) = look_up(broker, schedule)? else {
-        return Err(Failure::new(
+        return Err(CommandError::new(
             FAILED,
             "the schedule was removed in the meantime".to_owned(),
         ));
