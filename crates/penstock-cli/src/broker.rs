@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use penstock_directory::LocalPaths;
-use penstock_driver::Address;
+use penstock_driver::BrokerUrl;
 use penstock_message::{Query, StatusQuery};
 use serde_json::json;
 
-use crate::exit::{FAILED, CommandError};
+use crate::exit::{CommandError, FAILED};
 use crate::remote::{BrokerArguments, find_socket, not_running, resolve, socket_url};
 use crate::text::{show, show_json};
 
@@ -51,7 +51,7 @@ pub fn run(arguments: &Arguments) -> Result<(), CommandError> {
 fn stop(arguments: &StopArguments) -> Result<(), CommandError> {
     let path = match (&arguments.path, arguments.broker.address()?) {
         (Some(path), _) => path.clone(),
-        (None, Address::Local(path)) => path,
+        (None, BrokerUrl::Local(path)) => path,
         // Any other broker refuses with its own explanation.
         (None, _) => return arguments.broker.find()?.ask(Query::Stop).map(drop),
     };
@@ -62,7 +62,7 @@ fn stop(arguments: &StopArguments) -> Result<(), CommandError> {
             false => show(&format!("{}\n", not_running(&paths))),
         };
     };
-    let broker = arguments_of(&socket).find()?;
+    let broker = arguments_for(&socket).find()?;
     // Needed only to count its workers: stopping a broker older than this program works without it.
     let status = broker.status_page(StatusQuery::first(1));
     let end = BrokerExit::watch(&paths, &socket)?;
@@ -96,7 +96,7 @@ fn outcome(paths: &LocalPaths, stopped: bool, workers: u32) -> serde_json::Value
     json!({ "directory": directory, "stopped": stopped, "waiting_workers": workers })
 }
 
-fn arguments_of(socket: &Path) -> BrokerArguments {
+fn arguments_for(socket: &Path) -> BrokerArguments {
     BrokerArguments {
         url: socket_url(socket),
     }

@@ -4,7 +4,7 @@ use std::io::{IsTerminal, Write, stderr, stdin};
 
 use clap::Args;
 
-use crate::exit::{FAILED, CommandError, WRONG_CALL};
+use crate::exit::{CommandError, FAILED, WRONG_CALL};
 
 #[derive(Args)]
 pub struct ConfirmArguments {

@@ -4,7 +4,7 @@ use std::process::Command;
 
 use clap::Args;
 
-use crate::exit::{FAILED, CommandError};
+use crate::exit::{CommandError, FAILED};
 use crate::worker::python;
 
 #[derive(Args)]

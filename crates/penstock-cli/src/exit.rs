@@ -113,7 +113,7 @@ impl From<OpenError> for CommandError {
         let code = match &error {
             OpenError::Locked { .. } => IN_USE,
             OpenError::Damaged { .. } | OpenError::Replay { .. } => DAMAGED,
-            OpenError::Io { source, .. } if is_wrong_place(source) => UNUSABLE,
+            OpenError::Io { source, .. } if is_wrong_path(source) => UNUSABLE,
             OpenError::Io { .. } | OpenError::DiskFull { .. } => DISK_FAILED,
             OpenError::NewerFormat { .. }
             | OpenError::OlderFormat { .. }
@@ -144,7 +144,7 @@ impl From<ServerError> for CommandError {
             ServerError::Listen(ListenError::NoToken { .. }) => Self::new(UNUSABLE, error),
             ServerError::Directory { ref source, .. }
             | ServerError::Listen(ListenError::Io { ref source, .. }) => {
-                Self::new(code_of_path(source), error)
+                Self::new(path_error_code(source), error)
             }
             error => Self::new(FAILED, error),
         }
@@ -152,7 +152,7 @@ impl From<ServerError> for CommandError {
 }
 
 /// Reports that the directory of a local broker can't be used, and how to fix a missing permission.
-pub fn cannot_use(directory: &Path, error: &std::io::Error) -> CommandError {
+pub fn cant_use_directory(directory: &Path, error: &std::io::Error) -> CommandError {
     let mut text = format!("can't use {}: {error}", directory.display());
     // Penstock's own refusals already say what to do.
     let is_of_the_system = error.raw_os_error().is_some();
@@ -160,20 +160,20 @@ pub fn cannot_use(directory: &Path, error: &std::io::Error) -> CommandError {
         text += ". Give this user permission to write there, or choose another directory with \
                  PENSTOCK_URL=local:PATH";
     }
-    CommandError::new(code_of_path(error), text)
+    CommandError::new(path_error_code(error), text)
 }
 
 /// Returns the exit code for an error about a path.
-fn code_of_path(error: &std::io::Error) -> u8 {
+fn path_error_code(error: &std::io::Error) -> u8 {
     match error {
-        error if is_of_the_disk(error) => DISK_FAILED,
-        error if is_wrong_place(error) => UNUSABLE,
+        error if is_disk_fault(error) => DISK_FAILED,
+        error if is_wrong_path(error) => UNUSABLE,
         _ => FAILED,
     }
 }
 
 /// Whether a path or a permission is wrong and stays wrong until somebody changes it.
-fn is_wrong_place(error: &std::io::Error) -> bool {
+fn is_wrong_path(error: &std::io::Error) -> bool {
     use std::io::ErrorKind as Kind;
     matches!(
         error.kind(),
@@ -182,7 +182,7 @@ fn is_wrong_place(error: &std::io::Error) -> bool {
 }
 
 /// Whether the disk is at fault, not a path or a permission.
-pub fn is_of_the_disk(error: &std::io::Error) -> bool {
+pub fn is_disk_fault(error: &std::io::Error) -> bool {
     use rustix::io::Errno;
     let number = error.raw_os_error().map(Errno::from_raw_os_error);
     matches!(
@@ -202,7 +202,7 @@ mod tests {
     #[test]
     fn where_a_permission_is_missing_the_way_out_is_named() {
         let check = |error: Error, code: u8, is_advised: bool| {
-            let failure = cannot_use(Path::new("/srv/shop"), &error);
+            let failure = cant_use_directory(Path::new("/srv/shop"), &error);
             assert_eq!(failure.code, code, "{error}");
             let says = failure.message.starts_with("can't use /srv/shop: ");
             let advises = failure.message.ends_with("with PENSTOCK_URL=local:PATH");

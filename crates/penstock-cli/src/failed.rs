@@ -9,12 +9,12 @@ use penstock_message::{
 use serde_json::json;
 
 use crate::confirm::ConfirmArguments;
-use crate::exit::{FAILED, CommandError, WRONG_CALL};
+use crate::exit::{CommandError, FAILED, WRONG_CALL};
 use crate::job;
-use crate::moment::past_moment;
-use crate::refused::{self, RefusedOrders};
-use crate::remote::{RemoteBroker, BrokerArguments};
+use crate::refused_orders::{self, RefusedOrders};
+use crate::remote::{BrokerArguments, RemoteBroker};
 use crate::text::{count, show, show_json, state_name};
+use crate::times::past_time;
 pub use list::{error_text, preview};
 
 #[derive(Args)]
@@ -53,7 +53,7 @@ struct FilterArguments {
     #[arg(long, value_name = "NUMBER", value_parser = fingerprint)]
     fingerprint: Option<u64>,
     /// Only jobs that failed since then: 90s, 30m, 2h, 7d, or a time such as 2026-01-31T08:00:00Z
-    #[arg(long, value_name = "WHEN", value_parser = past_moment)]
+    #[arg(long, value_name = "WHEN", value_parser = past_time)]
     since: Option<u64>,
 }
 
@@ -126,14 +126,14 @@ pub fn run(arguments: &Arguments) -> Result<(), CommandError> {
                 queue: arguments.to.clone(),
             },
         }
-        .carry_out(&arguments.broker, &arguments.confirm, arguments.json),
+        .run_operation(&arguments.broker, &arguments.confirm, arguments.json),
         Command::Rm(arguments) => FailedOrder {
             chosen: &arguments.chosen,
             does: "removes",
             done: "removed",
             op: &|target| Op::DropFailed { target },
         }
-        .carry_out(&arguments.broker, &arguments.confirm, arguments.json),
+        .run_operation(&arguments.broker, &arguments.confirm, arguments.json),
     }
 }
 
@@ -145,7 +145,7 @@ struct FailedOrder<'a> {
 }
 
 impl FailedOrder<'_> {
-    fn carry_out(
+    fn run_operation(
         &self,
         broker: &BrokerArguments,
         confirm: &ConfirmArguments,
@@ -176,7 +176,7 @@ impl FailedOrder<'_> {
         }
         let jobs = count(matching, "failed job");
         confirm.ask(&format!("This {} {jobs}. Go on?", self.does))?;
-        let status = broker.carry_out((self.op)(Target::Filter(pinned)))?;
+        let status = broker.run_operation((self.op)(Target::Filter(pinned)))?;
         OrderOutcome {
             done: status.done,
             spared: status.spared,
@@ -188,7 +188,10 @@ impl FailedOrder<'_> {
 
 /// Counts the matching jobs, and narrows the filter to them. Jobs that fail while the user decides were not
 /// counted, so the order must not include them.
-fn count_matching(broker: &RemoteBroker, mut filter: Filter) -> Result<(u64, Filter), CommandError> {
+fn count_matching(
+    broker: &RemoteBroker,
+    mut filter: Filter,
+) -> Result<(u64, Filter), CommandError> {
     let (mut matching, mut last_failed_at) = (0, 0);
     for_each(broker, filter.clone(), |job| {
         matching += 1;
@@ -269,7 +272,7 @@ pub fn act_on_each(
 impl OrderOutcome {
     pub fn report(self, done: &str, as_json: bool) -> Result<(), CommandError> {
         if as_json {
-            let refused = refused::as_json(&self.refused);
+            let refused = refused_orders::as_json(&self.refused);
             show_json(&json!({ done: self.done, "spared": self.spared, "refused": refused }))?;
         } else if self.refused.is_empty() && self.done + self.spared == 0 {
             show("no failed job matches\n")?;
@@ -282,7 +285,7 @@ impl OrderOutcome {
                 count(self.spared, "job")
             ))?;
         }
-        refused::report(&self.refused, done)
+        refused_orders::report(&self.refused, done)
     }
 }
 

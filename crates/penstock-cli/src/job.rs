@@ -9,12 +9,12 @@ use penstock_message::{
 };
 use serde_json::{Value, json};
 
-use crate::exit::{FAILED, CommandError};
+use crate::attempts::Attempt;
+use crate::exit::{CommandError, FAILED};
 use crate::failed::{act_on_each, error_text, failed_page, preview};
-use crate::moment::{moment, now_ms};
-use crate::record::Attempt;
-use crate::remote::{RemoteBroker, BrokerArguments};
+use crate::remote::{BrokerArguments, RemoteBroker};
 use crate::text::{bytes, count, indented, printable, show, show_json, state_name};
+use crate::times::{format_time, now_ms};
 
 pub use cancel::Treatment;
 
@@ -62,7 +62,7 @@ struct RetryArguments {
 
 pub fn run(arguments: &Arguments) -> Result<(), CommandError> {
     match &arguments.command {
-        Command::Show(arguments) => show_any(arguments),
+        Command::Show(arguments) => show_job(arguments),
         Command::Cancel(arguments) => cancel::run(arguments),
         Command::Retry(arguments) => {
             let op = |target| Op::RetryFailed {
@@ -75,7 +75,7 @@ pub fn run(arguments: &Arguments) -> Result<(), CommandError> {
     }
 }
 
-fn show_any(arguments: &ShowArguments) -> Result<(), CommandError> {
+fn show_job(arguments: &ShowArguments) -> Result<(), CommandError> {
     Known::of(arguments)?.report(arguments)
 }
 
@@ -255,18 +255,21 @@ impl Known {
         if let Some(held) = &self.held {
             let crashes = Some(held.crashes).filter(|crashes| *crashes > 0);
             line("crashes", crashes.map(|crashes| crashes.to_string()));
-            line("enqueued", Some(moment(now, held.enqueued_at)));
+            line("enqueued", Some(format_time(now, held.enqueued_at)));
             let due = held.due_at.filter(|_| held.state == MessageState::Delayed);
             let why = match Attempt::has_crashed(held) {
                 true => ", after its process died",
                 false => "",
             };
-            line("due", due.map(|at| moment(now, at) + why));
-            line("started", held.started_at.map(|at| moment(now, at)));
+            line("due", due.map(|at| format_time(now, at) + why));
+            line("started", held.started_at.map(|at| format_time(now, at)));
             line("worker", held.worker.as_deref().map(printable));
             line("progress", self.progress_for_people());
         }
-        line("finished", self.finished_at().map(|at| moment(now, at)));
+        line(
+            "finished",
+            self.finished_at().map(|at| format_time(now, at)),
+        );
         if let Some(held) = &self.held
             && let Some(failed) = &held.failed
         {
@@ -291,7 +294,7 @@ impl Known {
                 .map_or(String::new(), |worker| format!(" on {}", printable(worker)));
             let at = attempt
                 .finished_at_ms
-                .map_or(String::new(), |at| format!(", {}", moment(now, at)));
+                .map_or(String::new(), |at| format!(", {}", format_time(now, at)));
             text += &format!(
                 "\nattempt {}{worker}{at}: {}\n{}",
                 attempt.number,

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Subcommand};
 use penstock_journal::DiskStorage;
 
-use crate::exit::{FAILED, CommandError};
+use crate::exit::{CommandError, FAILED};
 
 mod check;
 mod repair;

@@ -5,10 +5,10 @@ use penstock_message::Status;
 use serde_json::Value;
 
 use crate::exit::CommandError;
-use crate::moment::now_ms;
 use crate::remote::BrokerArguments;
 use crate::status::{queue_json, queue_table, running_table, worker_json, worker_table};
 use crate::text::{show, show_json};
+use crate::times::now_ms;
 
 #[derive(Subcommand)]
 pub enum QueueCommand {

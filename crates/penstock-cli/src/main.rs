@@ -1,29 +1,29 @@
 //! The `penstock` command. Each command is a file; this one lists them.
 
 mod address;
+mod allocator;
+mod attempts;
 mod broker;
 mod confirm;
 mod demo;
 mod exit;
 mod failed;
-mod habits;
+mod hints;
 mod job;
 mod journal;
 mod limit;
 mod lists;
 mod logging;
-mod memory;
-mod moment;
 mod pause;
 mod ping;
 mod purge;
-mod record;
-mod refused;
+mod refused_orders;
 mod remote;
 mod schedule;
 mod server;
 mod status;
 mod text;
+mod times;
 mod worker;
 mod workers;
 mod workflow;
@@ -99,7 +99,7 @@ enum Command {
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(error) => return habits::report(&error),
+        Err(error) => return hints::report(&error),
     };
     let outcome = match cli.command {
         Command::Worker(arguments) => return worker::run(arguments),

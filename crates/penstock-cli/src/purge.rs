@@ -4,8 +4,8 @@ use serde_json::json;
 
 use crate::address::Address;
 use crate::confirm::ConfirmArguments;
-use crate::exit::{FAILED, CommandError};
-use crate::remote::{RemoteBroker, BrokerArguments};
+use crate::exit::{CommandError, FAILED};
+use crate::remote::{BrokerArguments, RemoteBroker};
 use crate::text::{count, printable, show, show_json};
 
 /// Number of queues to name when the given one does not exist.
@@ -29,14 +29,14 @@ pub fn run(arguments: &Arguments) -> Result<(), CommandError> {
     let address = &arguments.address;
     let queue = address.queue("a purge")?;
     let broker = arguments.broker.find()?;
-    let waiting = waiting_in(&broker, queue)?;
+    let waiting = waiting_jobs(&broker, queue)?;
     if waiting > 0 {
         let jobs = count(waiting, "waiting job");
         arguments
             .confirm
             .ask(&format!("This drops {jobs} of {address}. Go on?"))?;
     }
-    let dropped = broker.carry_out(Op::Purge {
+    let dropped = broker.run_operation(Op::Purge {
         queue: queue.to_owned(),
     })?;
     match arguments.json {
@@ -49,7 +49,7 @@ pub fn run(arguments: &Arguments) -> Result<(), CommandError> {
 }
 
 /// Returns the number of waiting jobs in a queue, which must exist.
-pub fn waiting_in(broker: &RemoteBroker, queue: &str) -> Result<u64, CommandError> {
+pub fn waiting_jobs(broker: &RemoteBroker, queue: &str) -> Result<u64, CommandError> {
     let page = broker.status_page(StatusQuery::of_queues(vec![queue.to_owned()]))?;
     if let Some(found) = page.status.queues.first() {
         return Ok(found.ready + found.delayed);

@@ -10,14 +10,14 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use clap::Args;
 use penstock_directory::{LocalPaths, is_nobody};
-use penstock_driver::{Address, Done, Driver, DriverConfig, DriverError, ValueSink};
-use penstock_local::{connect, in_second_process};
+use penstock_driver::{BrokerUrl, Done, Driver, DriverConfig, DriverError, ValueSink};
+use penstock_local::{connect, memory_url_error};
 use penstock_message::{
     Answer, Applied, AskQuery, Capabilities, Key, KeyState, MessageId, MessageInfo, NoReply, Op,
     OperationStatus, Query, Receipt, Status, StatusPage, StatusQuery, Tx,
 };
 
-use crate::exit::{FAILED, CommandError, NO_BROKER, WRONG_CALL, applied, cannot_use};
+use crate::exit::{CommandError, FAILED, NO_BROKER, WRONG_CALL, applied, cant_use_directory};
 use crate::text::count;
 
 /// Time that a broker has to answer.
@@ -33,10 +33,10 @@ pub struct BrokerArguments {
 pub const DEFAULT_URL: &str = "local:.penstock";
 
 /// First and longest interval between two queries for an operation's progress.
-const FIRST_LOOK: Duration = Duration::from_millis(2);
-const LONGEST_LOOK: Duration = Duration::from_millis(250);
+const FIRST_POLL: Duration = Duration::from_millis(2);
+const LONGEST_POLL: Duration = Duration::from_millis(250);
 /// Interval between progress lines for a person who waits for an operation.
-const TELL_EVERY: Duration = Duration::from_secs(5);
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Connection to a broker, with the name to show for it.
 pub struct RemoteBroker {
@@ -45,7 +45,7 @@ pub struct RemoteBroker {
 }
 
 impl BrokerArguments {
-    pub fn address(&self) -> Result<Address, CommandError> {
+    pub fn address(&self) -> Result<BrokerUrl, CommandError> {
         address_of(self.named())
     }
 
@@ -60,7 +60,7 @@ impl BrokerArguments {
     /// Finds the broker. Fails with a clear message when a local one is not running.
     pub fn find(&self) -> Result<RemoteBroker, CommandError> {
         let (url, shown) = match self.address()? {
-            Address::Local(path) => {
+            BrokerUrl::Local(path) => {
                 let paths = resolve(&path)?;
                 let Some(socket) = find_socket(&paths)? else {
                     return Err(CommandError::new(NO_BROKER, not_running(&paths)));
@@ -83,9 +83,9 @@ impl BrokerArguments {
 }
 
 /// Parses a URL. A memory broker is part of another process, so no command can reach it.
-pub fn address_of(url: &str) -> Result<Address, CommandError> {
+pub fn address_of(url: &str) -> Result<BrokerUrl, CommandError> {
     match url.parse() {
-        Ok(Address::Memory(_)) => Err(CommandError::new(WRONG_CALL, in_second_process())),
+        Ok(BrokerUrl::Memory(_)) => Err(CommandError::new(WRONG_CALL, memory_url_error())),
         Ok(address) => Ok(address),
         Err(error) => Err(CommandError::new(WRONG_CALL, error)),
     }
@@ -125,7 +125,7 @@ impl RemoteBroker {
                 "the broker sent an unexpected answer instead of a worker's reply",
             )),
             Ok(Err(error)) => Err(error.into()),
-            Err(_) => Err(no_answer()),
+            Err(_) => Err(unanswered()),
         });
         replies.collect()
     }
@@ -205,13 +205,13 @@ impl RemoteBroker {
     }
 
     /// Carries out an operation on many jobs, and waits until it is complete.
-    pub fn carry_out(&self, op: Op) -> Result<OperationStatus, CommandError> {
+    pub fn run_operation(&self, op: Op) -> Result<OperationStatus, CommandError> {
         let Some(operation) = self.commit(op)?.operation else {
             // Nothing matched.
             return Ok(OperationStatus::default());
         };
-        let mut pause = FIRST_LOOK;
-        let mut tell_at = Instant::now() + TELL_EVERY;
+        let mut pause = FIRST_POLL;
+        let mut tell_at = Instant::now() + PROGRESS_INTERVAL;
         loop {
             let status = match self.ask(Query::Operation(operation))? {
                 Answer::Operation(Some(status)) => status,
@@ -224,7 +224,7 @@ impl RemoteBroker {
                 return Ok(status);
             }
             if Instant::now() >= tell_at {
-                tell_at = Instant::now() + TELL_EVERY;
+                tell_at = Instant::now() + PROGRESS_INTERVAL;
                 let done = count(status.done, "job");
                 // The broker has stored the order, so stopping this command does not stop it.
                 let _unread = writeln!(
@@ -233,7 +233,7 @@ impl RemoteBroker {
                 );
             }
             std::thread::sleep(pause);
-            pause = (pause * 2).min(LONGEST_LOOK);
+            pause = (pause * 2).min(LONGEST_POLL);
         }
     }
 }
@@ -294,11 +294,11 @@ fn wait_for<T: Send + 'static>(call: impl FnOnce(Done<T>)) -> Result<T, CommandE
     }));
     match ended.recv() {
         Ok(outcome) => Ok(outcome?),
-        Err(_) => Err(no_answer()),
+        Err(_) => Err(unanswered()),
     }
 }
 
-fn no_answer() -> CommandError {
+fn unanswered() -> CommandError {
     CommandError::new(FAILED, "the connection was closed without an answer")
 }
 
@@ -322,7 +322,7 @@ pub fn find_socket(paths: &LocalPaths) -> Result<Option<PathBuf>, CommandError> 
     match paths.connect(|path| UnixStream::connect(path)) {
         Ok((_, socket)) => Ok(Some(socket.to_path_buf())),
         Err(error) if is_nobody(&error) => Ok(None),
-        Err(error) => Err(cannot_use(&paths.directory, &error)),
+        Err(error) => Err(cant_use_directory(&paths.directory, &error)),
     }
 }
 

@@ -1,6 +1,6 @@
 //! Adds, changes, lists, shows, pauses, resumes, runs, resets and removes schedules.
 
-mod change;
+mod edit;
 
 use clap::{Args, Subcommand};
 use penstock_drawing::fields_of_schedule;
@@ -9,11 +9,11 @@ use penstock_message::{
 };
 use serde_json::json;
 
-use self::change::{AddArguments, EditArguments};
-use crate::exit::{FAILED, CommandError, WRONG_CALL};
-use crate::moment::{moment, now_ms};
-use crate::remote::{RemoteBroker, BrokerArguments};
+use self::edit::{AddArguments, EditArguments};
+use crate::exit::{CommandError, FAILED, WRONG_CALL};
+use crate::remote::{BrokerArguments, RemoteBroker};
 use crate::text::{TextTable, duration_ms, printable, shortened, show, show_json};
+use crate::times::{format_time, now_ms};
 
 /// Number of upcoming times that `show` lists.
 const TIMES: u32 = 5;
@@ -78,8 +78,8 @@ pub fn run(arguments: &Arguments) -> Result<(), CommandError> {
     match &arguments.command {
         Command::Ls(arguments) => list(arguments),
         Command::Show(arguments) => show_one(arguments),
-        Command::Add(arguments) => change::add(arguments),
-        Command::Edit(arguments) => change::edit(arguments),
+        Command::Add(arguments) => edit::add(arguments),
+        Command::Edit(arguments) => edit::edit(arguments),
         Command::Pause(arguments) => arguments.order(ScheduleStep::Pause, "paused"),
         Command::Resume(arguments) => arguments.order(ScheduleStep::Resume, "resumed"),
         Command::Run(arguments) => arguments.order(ScheduleStep::Run, "enqueued a job"),
@@ -133,7 +133,7 @@ fn table(found: &[ScheduleInfo]) -> String {
     for info in found {
         let next = match info.next.first() {
             _ if info.is_paused => "paused".to_owned(),
-            Some(next) => moment(now, *next),
+            Some(next) => format_time(now, *next),
             None if info.trouble.is_empty() => "never again".to_owned(),
             None => "unreadable".to_owned(),
         };
@@ -209,7 +209,7 @@ fn show_one(arguments: &OneArguments) -> Result<(), CommandError> {
     lines.extend(
         info.next
             .iter()
-            .map(|next| format!("next {}", moment(now, *next))),
+            .map(|next| format!("next {}", format_time(now, *next))),
     );
     if let Some((time, job)) = info.last {
         let state = match (info.is_running, info.is_queued) {
@@ -217,7 +217,10 @@ fn show_one(arguments: &OneArguments) -> Result<(), CommandError> {
             (true, false) => "has not ended",
             (false, _) => "has ended",
         };
-        lines.push(format!("last {}: job {job} {state}", moment(now, time)));
+        lines.push(format!(
+            "last {}: job {job} {state}",
+            format_time(now, time)
+        ));
     }
     if let Some((time, why)) = info.skipped {
         let why = match why {
@@ -225,7 +228,7 @@ fn show_one(arguments: &OneArguments) -> Result<(), CommandError> {
             Skipped::QueueFull => "was skipped: the queue was full",
             Skipped::Missed => "was missed: no broker was running, or its disk was full",
         };
-        lines.push(format!("{} {why}", moment(now, time)));
+        lines.push(format!("{} {why}", format_time(now, time)));
     }
     let tally = info.tally;
     lines.push(format!(

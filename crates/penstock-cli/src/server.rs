@@ -11,7 +11,7 @@ use penstock_server::{
     detach, release_stderr,
 };
 
-use crate::exit::{CommandError, IN_USE, WRONG_CALL, cannot_use, is_of_the_disk};
+use crate::exit::{CommandError, IN_USE, WRONG_CALL, cant_use_directory, is_disk_fault};
 use crate::logging::LogArguments;
 use crate::remote::{resolve, token_from_environment};
 use crate::text::byte_count;
@@ -90,8 +90,8 @@ fn serve_others(arguments: &Arguments) -> Result<(), CommandError> {
         }
     };
     let token = token.map(|token| Token::new(token.as_bytes())).transpose();
-    let token =
-        token.map_err(|error| CommandError::new(WRONG_CALL, format!("can't use {place}: {error}")))?;
+    let token = token
+        .map_err(|error| CommandError::new(WRONG_CALL, format!("can't use {place}: {error}")))?;
     let server = Server::start(ServerOptions {
         home: Home::Directory(arguments.data.join("journal")),
         listen: arguments.listen.clone(),
@@ -110,15 +110,15 @@ fn serve_locally(arguments: &Arguments, path: &Path) -> Result<(), CommandError>
     let paths = resolve(path)?;
     // SAFETY: only the command line was read so far: there is one thread and no open file.
     drop(unsafe { detach() }?);
-    let cannot_use = |error: io::Error| cannot_use(&paths.directory, &error);
-    let Some(guard) = DirectoryLock::take(paths.clone()).map_err(cannot_use)? else {
+    let to_error = |error: io::Error| cant_use_directory(&paths.directory, &error);
+    let Some(guard) = DirectoryLock::take(paths.clone()).map_err(to_error)? else {
         let in_use = format!(
             "another broker is already running for {}",
             paths.directory.display()
         );
         return Err(CommandError::new(IN_USE, in_use));
     };
-    arguments.log.to_file(open_log(&paths).map_err(cannot_use)?);
+    arguments.log.to_file(open_log(&paths).map_err(to_error)?);
     let server = Server::start(ServerOptions {
         home: Home::Directory(paths.journal.clone()),
         listen: Vec::new(),
@@ -161,13 +161,13 @@ fn open_log(paths: &LocalPaths) -> io::Result<File> {
     let long = fs::metadata(&paths.log).is_ok_and(|found| found.len() > LONG_LOG_BYTES);
     if long && let Err(error) = fs::rename(&paths.log, paths.log.with_extension("log.1")) {
         // Renaming failed, so logging continues in the long file.
-        if !is_of_the_disk(&error) {
+        if !is_disk_fault(&error) {
             return Err(error);
         }
     }
     match paths.open_log() {
         // Draining the queues matters more than the log.
-        Err(error) if is_of_the_disk(&error) => File::options().append(true).open("/dev/null"),
+        Err(error) if is_disk_fault(&error) => File::options().append(true).open("/dev/null"),
         opened => opened,
     }
 }

@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 
 use crate::exit::CommandError;
 use crate::limit::overflow_name;
-use crate::moment::now_ms;
 use crate::remote::BrokerArguments;
 use crate::text::{TextTable, bytes, count, duration_ms, limits, printable, show, sync_us};
+use crate::times::now_ms;
 
 /// Number of running jobs that the status shows.
 const SHOWN_RUNNING: usize = 10;

@@ -3,19 +3,19 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{ArgAction, Args};
-use penstock_driver::{Address, DEFAULT_HEARTBEAT, DriverConfig, DriverError};
-use penstock_local::{connect, in_full, in_second_process};
+use penstock_driver::{BrokerUrl, DEFAULT_HEARTBEAT, DriverConfig, DriverError};
+use penstock_local::{connect, full_url, memory_url_error};
 use penstock_worker::{
     ChildLog, Connected, DEFAULT_GRACE, DEFAULT_KILL_GRACE, MAX_PROCESSES, MAX_SLOTS, MemoryConfig,
     MemoryLimit, PoolConfig, RecycleConfig, SlotKind, WorkerConfig, knows_memory, worker_name,
 };
 
+use crate::allocator::give_back;
 use crate::exit::{CommandError, NOT_OFFERED, WRONG_CALL};
 use crate::logging::{LogArguments, LogFormat, LogLevel};
-use crate::memory::give_back;
-use crate::moment::duration;
 use crate::remote::{DEFAULT_URL, address_of, token_from_environment};
 use crate::text::byte_count;
+use crate::times::duration;
 
 /// Slots on the event loop when no number is given.
 const DEFAULT_ASYNC_SLOTS: u32 = 100;
@@ -296,8 +296,8 @@ fn slots(text: &str) -> Result<u32, String> {
 /// Returns the broker's full URL, if a worker can use it.
 fn reachable(url: &str) -> Result<String, DriverError> {
     match url.parse()? {
-        Address::Memory(_) => Err(DriverError::invalid(in_second_process())),
-        Address::Local(_) | Address::Unix(_) | Address::Tcp { .. } => Ok(in_full(url)),
+        BrokerUrl::Memory(_) => Err(DriverError::invalid(memory_url_error())),
+        BrokerUrl::Local(_) | BrokerUrl::Unix(_) | BrokerUrl::Tcp { .. } => Ok(full_url(url)),
     }
 }
 

@@ -9,9 +9,9 @@ use penstock_worker::{MAX_PROCESSES, MAX_SLOTS, Question, Reply, Sizes, Standing
 use serde_json::{Value, json};
 
 use crate::confirm::ConfirmArguments;
-use crate::exit::{FAILED, CommandError, WRONG_CALL};
+use crate::exit::{CommandError, FAILED, WRONG_CALL};
 use crate::lists;
-use crate::remote::{RemoteBroker, BrokerArguments};
+use crate::remote::{BrokerArguments, RemoteBroker};
 use crate::text::{count, duration_ms, printable, show, show_json};
 
 /// Time that a worker has to reply.
@@ -115,7 +115,11 @@ impl ExitArguments {
 }
 
 impl NamedArguments {
-    fn order(&self, question: &Question, asks: Option<(&str, &ConfirmArguments)>) -> Result<(), CommandError> {
+    fn order(
+        &self,
+        question: &Question,
+        asks: Option<(&str, &ConfirmArguments)>,
+    ) -> Result<(), CommandError> {
         let broker = self.broker.find()?;
         let names = self.names(&broker)?;
         if names.is_empty() && !self.json {
@@ -136,7 +140,7 @@ impl NamedArguments {
                 let shown = printable(name);
                 match reply {
                     Ok(standing) if self.json => items.push(as_json(name, &standing)),
-                    Ok(standing) => show(&format!("{shown}: {}\n", in_words(question, &standing)))?,
+                    Ok(standing) => show(&format!("{shown}: {}\n", describe(question, &standing)))?,
                     Err(failure) => {
                         items.push(json!({ "name": name, "error": failure.message }));
                         failures.push(failure);
@@ -264,7 +268,7 @@ fn as_json(name: &str, standing: &Standing) -> Value {
     })
 }
 
-fn in_words(question: &Question, standing: &Standing) -> String {
+fn describe(question: &Question, standing: &Standing) -> String {
     let busy = u64::from(standing.busy);
     let jobs = match busy {
         0 => "no job is running".to_owned(),
@@ -302,7 +306,7 @@ mod tests {
                 busy,
                 ends_within_ms,
             };
-            assert_eq!(in_words(&question, &standing), expected);
+            assert_eq!(describe(&question, &standing), expected);
         };
         use WorkerState::{Draining, Ending, Paused, Serving};
         let resize = Question::Resize(Sizes::default());

@@ -8,12 +8,12 @@ use penstock_message::{
 };
 use serde_json::json;
 
-use crate::exit::{FAILED, CommandError};
+use crate::exit::{CommandError, FAILED};
 use crate::job::Treatment;
-use crate::moment::{ago, moment, now_ms};
-use crate::refused::{self, RefusedOrders};
-use crate::remote::{RemoteBroker, BrokerArguments};
+use crate::refused_orders::{self, RefusedOrders};
+use crate::remote::{BrokerArguments, RemoteBroker};
 use crate::text::{TextTable, count, printable, printable_lines, shortened, show, show_json};
+use crate::times::{ago, format_time, now_ms};
 
 /// Number of workflows that a person is shown by default.
 const SHOWN: usize = 50;
@@ -224,7 +224,7 @@ fn table(found: &[WorkflowInfo]) -> String {
         ];
         cells.extend(counts.map(|count| count.to_string()));
         if has_deadlines {
-            let deadline = workflow.deadline.map(|at| moment(now, at));
+            let deadline = workflow.deadline.map(|at| format_time(now, at));
             cells.push(deadline.unwrap_or_default());
         }
         table.row(cells);
@@ -260,12 +260,12 @@ fn draw(arguments: &ShowArguments) -> Result<(), CommandError> {
     }
     show(&printable_lines(&workflow.tree()))?;
     let now = now_ms();
-    let mut times = format!("sent {}", moment(now, info.opened_at));
+    let mut times = format!("sent {}", format_time(now, info.opened_at));
     if let Some(at) = info.ended_at {
-        times += &format!(", ended {}", moment(now, at));
+        times += &format!(", ended {}", format_time(now, at));
     }
     if let Some(at) = info.deadline {
-        times += &format!(", deadline {}", moment(now, at));
+        times += &format!(", deadline {}", format_time(now, at));
     }
     if let Some(parent) = info.parent {
         times += &format!(", by job {parent}");
@@ -290,12 +290,12 @@ fn cancel(arguments: &CancelArguments) -> Result<(), CommandError> {
     let (all, refused) = order_each(&arguments.broker, &arguments.ids, &op)?;
     if arguments.json {
         show_json(&json!({
-            "cancelled": all.done, "asked": all.asked, "left": all.spared, "refused": refused::as_json(&refused),
+            "cancelled": all.done, "asked": all.asked, "left": all.spared, "refused": refused_orders::as_json(&refused),
         }))?;
     } else if refused.len() < arguments.ids.len() {
-        show(&in_words(&all))?;
+        show(&describe(&all))?;
     }
-    refused::report(&refused, "cancelled")
+    refused_orders::report(&refused, "cancelled")
 }
 
 fn retry(arguments: &RetryArguments) -> Result<(), CommandError> {
@@ -306,7 +306,7 @@ fn retry(arguments: &RetryArguments) -> Result<(), CommandError> {
     let (all, refused) = order_each(&arguments.broker, &arguments.ids, &op)?;
     if arguments.json {
         show_json(&json!({
-            "retried": all.done, "left": all.spared, "refused": refused::as_json(&refused),
+            "retried": all.done, "left": all.spared, "refused": refused_orders::as_json(&refused),
         }))?;
     } else if refused.len() < arguments.ids.len() {
         show(&match all.done {
@@ -320,7 +320,7 @@ fn retry(arguments: &RetryArguments) -> Result<(), CommandError> {
             ))?;
         }
     }
-    refused::report(&refused, "retried")
+    refused_orders::report(&refused, "retried")
 }
 
 /// Sends an order for all jobs of each of these workflows. Returns the counts of jobs, and the unknown
@@ -346,7 +346,7 @@ fn order_each(
             workflow: Some(*id),
             ..Filter::default()
         };
-        let status = broker.carry_out(op(Target::Filter(filter)))?;
+        let status = broker.run_operation(op(Target::Filter(filter)))?;
         all.done += status.done;
         all.asked += status.asked;
         all.spared += status.spared;
@@ -354,7 +354,7 @@ fn order_each(
     Ok((all, refused))
 }
 
-fn in_words(all: &OperationStatus) -> String {
+fn describe(all: &OperationStatus) -> String {
     let mut lines = String::new();
     if all.done > 0 {
         lines += &format!("cancelled {}\n", count(all.done, "job"));

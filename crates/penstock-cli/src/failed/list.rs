@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 
 use super::{FilterArguments, failed_page, for_each};
 use crate::exit::CommandError;
-use crate::moment::{ago, now_ms};
-use crate::remote::{RemoteBroker, BrokerArguments};
+use crate::remote::{BrokerArguments, RemoteBroker};
 use crate::text::{TextTable, bytes, count, shortened, show, show_json};
+use crate::times::{ago, now_ms};
 
 /// Number of jobs that a person is shown by default.
 const SHOWN: usize = 50;
@@ -51,7 +51,12 @@ pub fn run(arguments: &Arguments) -> Result<(), CommandError> {
     }
 }
 
-fn list_errors(broker: &RemoteBroker, filter: Filter, most: usize, as_json: bool) -> Result<(), CommandError> {
+fn list_errors(
+    broker: &RemoteBroker,
+    filter: Filter,
+    most: usize,
+    as_json: bool,
+) -> Result<(), CommandError> {
     let mut groups: HashMap<(u64, String), ErrorGroup> = HashMap::new();
     for_each(broker, filter, |job| {
         let key = (job.failure.fingerprint, job.failure.class.clone());
@@ -66,12 +71,17 @@ fn list_errors(broker: &RemoteBroker, filter: Filter, most: usize, as_json: bool
     }
     show(&group_table(&groups))?;
     match groups.len() < found {
-        true => tell_of_the_rest(groups.len(), &format!(" of {found} errors")),
+        true => show_remaining_hint(groups.len(), &format!(" of {found} errors")),
         false => Ok(()),
     }
 }
 
-fn list_jobs(broker: &RemoteBroker, filter: Filter, most: usize, as_json: bool) -> Result<(), CommandError> {
+fn list_jobs(
+    broker: &RemoteBroker,
+    filter: Filter,
+    most: usize,
+    as_json: bool,
+) -> Result<(), CommandError> {
     let is_filtered = filter != Filter::default();
     let (jobs, are_all) = newest(broker, filter, most)?;
     if as_json {
@@ -84,7 +94,7 @@ fn list_jobs(broker: &RemoteBroker, filter: Filter, most: usize, as_json: bool) 
     match (are_all, is_filtered) {
         (true, _) => Ok(()),
         // Counting all matches would need a scan of all failed jobs.
-        (false, true) => tell_of_the_rest(jobs.len(), " that match"),
+        (false, true) => show_remaining_hint(jobs.len(), " that match"),
         (false, false) => {
             let counts = StatusQuery {
                 limit: 1,
@@ -93,7 +103,7 @@ fn list_jobs(broker: &RemoteBroker, filter: Filter, most: usize, as_json: bool) 
             // Other jobs may be retried or dropped in the meantime.
             let failed = broker.status_page(counts)?.status.failed;
             let failed = failed.max(jobs.len() as u64 + 1);
-            tell_of_the_rest(jobs.len(), &format!(" of {failed} failed jobs"))
+            show_remaining_hint(jobs.len(), &format!(" of {failed} failed jobs"))
         }
     }
 }
@@ -128,7 +138,7 @@ fn newest(
     }
 }
 
-fn tell_of_the_rest(shown: usize, of: &str) -> Result<(), CommandError> {
+fn show_remaining_hint(shown: usize, of: &str) -> Result<(), CommandError> {
     show(&format!(
         "these are the newest {shown}{of}; --limit 0 lists all\n"
     ))

@@ -9,9 +9,9 @@ use serde_json::{Value, json};
 
 use super::status_name;
 use crate::confirm::ConfirmArguments;
-use crate::exit::{FAILED, CommandError, WRONG_CALL, applied};
-use crate::refused;
-use crate::remote::{RemoteBroker, BrokerArguments};
+use crate::exit::{CommandError, FAILED, WRONG_CALL, applied};
+use crate::refused_orders;
+use crate::remote::{BrokerArguments, RemoteBroker};
 use crate::text::{count, printable, show, show_json, state_name};
 
 #[derive(Args)]
@@ -106,18 +106,18 @@ impl Arguments {
                 .collect();
             let asked: Vec<String> = asked.iter().map(ToString::to_string).collect();
             show_json(
-                &json!({ "cancelled": cancelled, "asked": asked, "refused": refused::as_json(&refused) }),
+                &json!({ "cancelled": cancelled, "asked": asked, "refused": refused_orders::as_json(&refused) }),
             )?;
         } else {
-            show(&in_words(cancelled.len() as u64, asked.len() as u64, 0))?;
+            show(&describe(cancelled.len() as u64, asked.len() as u64, 0))?;
         }
-        refused::report(&refused, "cancelled")
+        refused_orders::report(&refused, "cancelled")
     }
 
     fn cancel_all(&self, filter: Filter) -> Result<(), CommandError> {
         let broker = self.broker.find()?;
         self.confirm.ask(&self.question(&broker)?)?;
-        let status = broker.carry_out(self.op(Target::Filter(filter)))?;
+        let status = broker.run_operation(self.op(Target::Filter(filter)))?;
         if self.json {
             return show_json(
                 &json!({ "cancelled": status.done, "asked": status.asked, "left": status.spared }),
@@ -125,7 +125,7 @@ impl Arguments {
         }
         match status.matched {
             0 => show("no job matches\n"),
-            _ => show(&in_words(status.done, status.asked, status.spared)),
+            _ => show(&describe(status.done, status.asked, status.spared)),
         }
     }
 
@@ -162,7 +162,7 @@ impl Arguments {
     }
 }
 
-fn in_words(cancelled: u64, asked: u64, left: u64) -> String {
+fn describe(cancelled: u64, asked: u64, left: u64) -> String {
     let mut lines = String::new();
     if cancelled > 0 {
         lines += &format!("cancelled {}\n", count(cancelled, "job"));
@@ -227,11 +227,11 @@ mod tests {
 
     #[test]
     fn the_outcome_is_counted_in_words() {
-        assert_eq!(in_words(1, 0, 0), "cancelled 1 job\n");
+        assert_eq!(describe(1, 0, 0), "cancelled 1 job\n");
         assert_eq!(
-            in_words(2, 3, 1),
+            describe(2, 3, 1),
             "cancelled 2 jobs\nasked 3 running jobs to stop; `penstock job show` shows when one has stopped\nleft 1 running job alone\n"
         );
-        assert_eq!(in_words(0, 0, 0), "");
+        assert_eq!(describe(0, 0, 0), "");
     }
 }

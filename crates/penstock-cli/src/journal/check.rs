@@ -3,7 +3,7 @@ use std::path::Path;
 use penstock_journal::{FsckReport, fsck};
 
 use super::open_existing;
-use crate::exit::{DAMAGED, FAILED, CommandError};
+use crate::exit::{CommandError, DAMAGED, FAILED};
 use crate::text::{TextTable, bytes, show};
 
 pub fn run(directory: &Path) -> Result<(), CommandError> {

@@ -5,7 +5,7 @@ use penstock_broker::published_in;
 use penstock_journal::{JournalOptions, Lost, RepairReport, repair};
 
 use super::open_existing;
-use crate::exit::{DAMAGED, CommandError};
+use crate::exit::{CommandError, DAMAGED};
 use crate::text::{printable, show};
 
 pub fn run(directory: &Path) -> Result<(), CommandError> {

@@ -197,7 +197,7 @@ mod tests {
     use crate::Cli;
 
     #[test]
-    fn a_habit_gets_an_answer_that_names_our_way() {
+    fn a_foreign_option_gets_a_hint_that_names_ours() {
         let check = |line: &str, expected: &str| {
             let error = Cli::try_parse_from(line.split(' ')).err().expect(line);
             let answer = answer(&error).expect(line);
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn anything_else_is_for_the_usual_report() {
+    fn anything_else_gets_the_usual_report() {
         for line in [
             "penstock frobnicate",
             "penstock status --frobnicate",

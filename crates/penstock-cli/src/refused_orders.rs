@@ -21,5 +21,8 @@ pub fn report(refused: &RefusedOrders, done: &str) -> Result<(), CommandError> {
     };
     let why = refused.iter();
     let why = why.map(|(id, failure)| format!("{id} was not {done}: {}", failure.message));
-    Err(CommandError::new(first.code, why.collect::<Vec<_>>().join("\n")))
+    Err(CommandError::new(
+        first.code,
+        why.collect::<Vec<_>>().join("\n"),
+    ))
 }

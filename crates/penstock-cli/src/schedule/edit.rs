@@ -9,10 +9,10 @@ use penstock_message::{
 use serde_json::{Map, Value};
 
 use super::{OneArguments, TIMES, page, when};
-use crate::exit::{FAILED, CommandError, WRONG_CALL};
-use crate::moment::{coming_moment, duration, moment, now_ms};
-use crate::remote::{RemoteBroker, BrokerArguments};
+use crate::exit::{CommandError, FAILED, WRONG_CALL};
+use crate::remote::{BrokerArguments, RemoteBroker};
 use crate::text::{printable, show, show_json};
+use crate::times::{duration, format_time, future_time, now_ms};
 
 /// Time for which a result is kept: the default of a task.
 const RESULT_TTL_MS: u64 = 24 * 60 * 60 * 1000;
@@ -64,7 +64,7 @@ struct TimesArguments {
     #[arg(long, value_name = "TIME", value_parser = duration)]
     every: Option<std::time::Duration>,
     /// A single time, such as 2030-01-31T08:00:00Z, or 90m from now
-    #[arg(long, value_name = "WHEN", value_parser = coming_moment)]
+    #[arg(long, value_name = "WHEN", value_parser = future_time)]
     at: Option<u64>,
     /// Time zone of the cron line, such as Europe/Paris [default: UTC]
     #[arg(long, value_name = "ZONE")]
@@ -249,7 +249,10 @@ fn read<T: serde::de::DeserializeOwned>(
         .map_err(|error| CommandError::new(WRONG_CALL, format!("{what} must be {wanted}: {error}")))
 }
 
-fn look_up(broker: &RemoteBroker, schedule: &ScheduleName) -> Result<Option<ScheduleInfo>, CommandError> {
+fn look_up(
+    broker: &RemoteBroker,
+    schedule: &ScheduleName,
+) -> Result<Option<ScheduleInfo>, CommandError> {
     let query = SchedulesQuery {
         app: Some(schedule.app.clone()),
         name: Some(schedule.name.clone()),
@@ -277,7 +280,7 @@ fn tell(
     }
     let next = match info.next.first() {
         _ if info.is_paused => "paused".to_owned(),
-        Some(next) => format!("next {}", moment(now_ms(), *next)),
+        Some(next) => format!("next {}", format_time(now_ms(), *next)),
         None => "no more times".to_owned(),
     };
     let name = printable(&info.name.name);

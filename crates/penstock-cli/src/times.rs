@@ -13,7 +13,7 @@ pub fn now_ms() -> u64 {
 }
 
 /// Reads a past moment: an age (`90s`, `30m`, `2h`, `7d`, `1d 12h`), or a time with its zone.
-pub fn past_moment(text: &str) -> Result<u64, String> {
+pub fn past_time(text: &str) -> Result<u64, String> {
     moment_before(text, now_ms()).ok_or_else(|| {
         "give an age such as 90s, 30m, 2h or 7d, or a time such as 2026-01-31T08:00:00Z".to_owned()
     })
@@ -27,7 +27,7 @@ fn moment_before(text: &str, now_ms: u64) -> Option<u64> {
 }
 
 /// Reads a future moment: a delay (`90s`, `30m`, `1d 12h`), or a time with its zone.
-pub fn coming_moment(text: &str) -> Result<u64, String> {
+pub fn future_time(text: &str) -> Result<u64, String> {
     let at = match text.parse::<Timestamp>() {
         Ok(time) => u64::try_from(time.as_millisecond()).ok(),
         Err(_) => span_ms(text).map(|ms| now_ms().saturating_add(ms)),
@@ -58,7 +58,7 @@ pub fn ago(now_ms: u64, then_ms: u64) -> String {
 }
 
 /// Formats a time in UTC to the second, with its age.
-pub fn moment(now_ms: u64, then_ms: u64) -> String {
+pub fn format_time(now_ms: u64, then_ms: u64) -> String {
     let time = i64::try_from(then_ms)
         .ok()
         .and_then(|ms| Timestamp::from_millisecond(ms).ok());
@@ -113,11 +113,11 @@ mod tests {
     fn a_time_is_read_with_how_long_ago_it_is() {
         let then = 1_769_846_400_250;
         assert_eq!(
-            moment(then + 5_000, then),
+            format_time(then + 5_000, then),
             "2026-01-31T08:00:00Z (5.0 s ago)"
         );
         assert_eq!(
-            moment(then - 61_000, then),
+            format_time(then - 61_000, then),
             "2026-01-31T08:00:00Z (in 1 min 1 s)"
         );
     }
