@@ -18,14 +18,14 @@ pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Driver whose calls wait for their outcome.
 #[derive(Clone)]
-pub struct Client {
+pub struct TestClient {
     pub driver: Arc<dyn Driver>,
     /// Durability of commits that name none.
     pub durability: Durability,
     pub patience: Duration,
 }
 
-impl Client {
+impl TestClient {
     pub fn new(driver: Arc<dyn Driver>) -> Self {
         Self {
             driver,
@@ -99,7 +99,7 @@ impl Client {
     /// Watches one key and returns its states, `Pending` included.
     pub fn watch(&self, key: Key) -> States {
         let (told, states) = channel();
-        let sink = Arc::new(Told(Mutex::new(told)));
+        let sink = Arc::new(KeyReports(Mutex::new(told)));
         self.driver.watch(vec![key], None, sink);
         States {
             states,
@@ -112,12 +112,12 @@ impl Client {
         self.watch(key).end()
     }
 
-    pub fn worker(&self, queue: &str, credit: u32) -> Worker {
+    pub fn worker(&self, queue: &str, credit: u32) -> TestWorker {
         self.worker_of(TaskSelection::Same, queue, credit)
     }
 
     /// Starts a worker that can only run these tasks.
-    pub fn worker_of(&self, tasks: TaskSelection, queue: &str, credit: u32) -> Worker {
+    pub fn worker_of(&self, tasks: TaskSelection, queue: &str, credit: u32) -> TestWorker {
         let (delivered, deliveries) = channel();
         let (kept, leases_kept) = channel();
         let (asked, cancels) = channel();
@@ -132,7 +132,7 @@ impl Client {
         });
         // Workers may share a client.
         static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let worker = Worker {
+        let worker = TestWorker {
             client: self.clone(),
             consumer: NUMBER.fetch_add(1, Ordering::Relaxed),
             queue: queue.to_owned(),
@@ -148,7 +148,7 @@ impl Client {
     }
 }
 
-impl Client {
+impl TestClient {
     /// Waits as a thread of an application does: it reads from the socket itself where it may.
     fn wait_for<T: Send + 'static>(&self, call: impl FnOnce(Done<T>)) -> Result<T, DriverError> {
         let over = Arc::new(AtomicBool::new(false));
@@ -207,9 +207,9 @@ impl States {
     }
 }
 
-struct Told(Mutex<Sender<Result<KeyState, DriverError>>>);
+struct KeyReports(Mutex<Sender<Result<KeyState, DriverError>>>);
 
-impl ValueSink for Told {
+impl ValueSink for KeyReports {
     fn value(&self, _key: Key, state: KeyState) {
         let _unheard = self.0.lock().unwrap().send(Ok(state));
     }
@@ -226,8 +226,8 @@ impl ValueSink for Told {
 }
 
 /// Accepts deliveries, and remembers their leases until they are settled.
-pub struct Worker {
-    pub client: Client,
+pub struct TestWorker {
+    pub client: TestClient,
     consumer: u32,
     queue: String,
     tasks: TaskSelection,
@@ -281,7 +281,7 @@ impl DeliverySink for Hands {
     }
 }
 
-impl Worker {
+impl TestWorker {
     pub fn want(&self, credit: u32) {
         let sink = Arc::clone(&self.sink) as Arc<dyn DeliverySink>;
         let consume = Consume {

@@ -1,9 +1,9 @@
 //! Checks the duties of every driver, for any engine behind it.
 //!
-//! An engine's tests implement [`Place`] and generate a test for each scenario:
+//! An engine's tests implement [`TestEngine`] and generate a test for each scenario:
 //!
 //! ```text
-//!     penstock_conformance::tests!(MyPlace::fresh);      one #[test] for each scenario
+//!     penstock_conformance::tests!(MyEngine::fresh);     one #[test] for each scenario
 //!     penstock_conformance::run(&|| Box::new(…))         or all of them, as a report
 //! ```
 //!
@@ -27,12 +27,12 @@ mod client;
 mod scenarios;
 mod wall_clock;
 
-pub use client::{Client, PATIENCE, States, Worker, words};
+pub use client::{PATIENCE, States, TestClient, TestWorker, words};
 pub use scenarios::SCENARIOS;
 pub use wall_clock::{has_wall_clock, wall_clock};
 
 /// Fresh engine for one scenario.
-pub trait Place: Send + Sync {
+pub trait TestEngine: Send + Sync {
     /// Returns the known features of this engine. Its driver must declare exactly these.
     fn capabilities(&self) -> Capabilities;
 
@@ -97,16 +97,16 @@ impl Scenario {
     }
 
     /// Runs on a fresh engine.
-    pub fn check(&self, place: &dyn Place) -> Outcome {
+    pub fn check(&self, place: &dyn TestEngine) -> ScenarioOutcome {
         let cannot = self.abilities.iter().find(|one| !place.can(**one));
         if let Some(ability) = cannot {
-            return Outcome::NotShown(*ability);
+            return ScenarioOutcome::NotShown(*ability);
         }
         let capabilities = place.capabilities();
         let lacking = self.features().minus(capabilities.features());
         let lacking: Vec<Feature> = lacking.iter().collect();
         if let Some(promise) = lacking.iter().find(|one| !is_asked_for(**one)) {
-            return Outcome::NotPromised(*promise);
+            return ScenarioOutcome::NotPromised(*promise);
         }
         let bench = Bench {
             place,
@@ -114,29 +114,33 @@ impl Scenario {
         };
         let ended = catch_unwind(AssertUnwindSafe(|| (self.run)(&bench)));
         match (ended, lacking.first()) {
-            (Ok(()), None) => Outcome::Passed,
-            (Ok(()), Some(feature)) => Outcome::Failed(format!(
+            (Ok(()), None) => ScenarioOutcome::Passed,
+            (Ok(()), Some(feature)) => ScenarioOutcome::Failed(format!(
                 "{} is not offered, and yet nothing was refused",
                 feature.name()
             )),
             (Err(panic), missing) => match (panic.downcast::<NotOffered>(), missing) {
                 (Ok(refused), Some(_)) => refusal(&refused, &lacking),
-                (Ok(refused), None) => Outcome::Failed(refused.to_string()),
-                (Err(panic), _) => Outcome::Failed(said(&*panic)),
+                (Ok(refused), None) => ScenarioOutcome::Failed(refused.to_string()),
+                (Err(panic), _) => ScenarioOutcome::Failed(said(&*panic)),
             },
         }
     }
 }
 
 /// Whether a refusal names a missing feature, the engine, and a remedy.
-fn refusal(refused: &NotOffered, lacking: &[Feature]) -> Outcome {
+fn refusal(refused: &NotOffered, lacking: &[Feature]) -> ScenarioOutcome {
     let named = lacking.iter().find(|one| one.name() == refused.feature);
     match named {
-        Some(_) if refused.remedy.is_empty() || refused.engine.is_empty() => Outcome::Failed(
-            format!("the refusal names no engine or no remedy: {refused:?}"),
-        ),
-        Some(feature) => Outcome::Refused(*feature),
-        None => Outcome::Failed(format!("{refused}; but what it lacks here is {lacking:?}")),
+        Some(_) if refused.remedy.is_empty() || refused.engine.is_empty() => {
+            ScenarioOutcome::Failed(format!(
+                "the refusal names no engine or no remedy: {refused:?}"
+            ))
+        }
+        Some(feature) => ScenarioOutcome::Refused(*feature),
+        None => {
+            ScenarioOutcome::Failed(format!("{refused}; but what it lacks here is {lacking:?}"))
+        }
     }
 }
 
@@ -178,7 +182,7 @@ pub fn is_asked_for(feature: Feature) -> bool {
 
 /// Outcome of a scenario.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum ScenarioOutcome {
     Passed,
     /// The engine declares that it lacks this feature, and refused the call that needs it.
     Refused(Feature),
@@ -189,7 +193,7 @@ pub enum Outcome {
     Failed(String),
 }
 
-impl fmt::Display for Outcome {
+impl fmt::Display for ScenarioOutcome {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Passed => out.write_str("passed"),
@@ -203,19 +207,19 @@ impl fmt::Display for Outcome {
 
 /// Outcomes of all scenarios, by name.
 #[derive(Clone, Debug)]
-pub struct Report {
+pub struct SuiteReport {
     pub engine: String,
-    pub outcomes: Vec<(&'static str, Outcome)>,
+    pub outcomes: Vec<(&'static str, ScenarioOutcome)>,
     /// Features that the engine claims and that no scenario proves.
     pub unproven: Vec<Feature>,
 }
 
-impl Report {
+impl SuiteReport {
     pub fn failed(&self) -> impl Iterator<Item = (&'static str, &str)> {
         self.outcomes
             .iter()
             .filter_map(|(name, outcome)| match outcome {
-                Outcome::Failed(why) => Some((*name, why.as_str())),
+                ScenarioOutcome::Failed(why) => Some((*name, why.as_str())),
                 _ => None,
             })
     }
@@ -225,7 +229,7 @@ impl Report {
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for SuiteReport {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(out, "{}", self.engine)?;
         for (name, outcome) in &self.outcomes {
@@ -255,12 +259,12 @@ pub fn unproven(capabilities: &Capabilities) -> Vec<Feature> {
 }
 
 /// Runs every scenario, each on a fresh engine.
-pub fn run(fresh: &dyn Fn() -> Box<dyn Place>) -> Report {
+pub fn run(fresh: &dyn Fn() -> Box<dyn TestEngine>) -> SuiteReport {
     let capabilities = fresh().capabilities();
     let outcomes = SCENARIOS
         .iter()
         .map(|scenario| (scenario.name, scenario.check(&*fresh())));
-    Report {
+    SuiteReport {
         outcomes: outcomes.collect(),
         unproven: unproven(&capabilities),
         engine: capabilities.engine,
@@ -268,23 +272,23 @@ pub fn run(fresh: &dyn Fn() -> Box<dyn Place>) -> Report {
 }
 
 /// Runs one scenario as a test: prints its outcome, and panics if it failed.
-pub fn check(name: &str, place: &dyn Place) {
+pub fn check(name: &str, place: &dyn TestEngine) {
     let scenario = Scenario::named(name).expect("a scenario of this name");
     let outcome = scenario.check(place);
     println!("{name}: {outcome}");
-    assert!(!matches!(outcome, Outcome::Failed(_)), "{outcome}");
+    assert!(!matches!(outcome, ScenarioOutcome::Failed(_)), "{outcome}");
 }
 
 /// Engine of a scenario, with its capabilities.
 pub(crate) struct Bench<'a> {
-    pub(crate) place: &'a dyn Place,
+    pub(crate) place: &'a dyn TestEngine,
     pub(crate) capabilities: Capabilities,
 }
 
 impl Bench<'_> {
     /// Connects a new client, if there can be several.
-    pub(crate) fn client(&self) -> Client {
-        Client {
+    pub(crate) fn client(&self) -> TestClient {
+        TestClient {
             driver: self.place.driver(),
             durability: self.capabilities.settle_at(),
             patience: self.place.patience(),

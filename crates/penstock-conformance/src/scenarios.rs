@@ -19,7 +19,7 @@ use penstock_message::{
 };
 
 use crate::words::*;
-use crate::{Ability, Bench, Client, Scenario};
+use crate::{Ability, Bench, Scenario, TestClient};
 
 /// Smallest unit of an engine's time. A unit that has begun counts in full.
 const ENGINE_TICK: Duration = Duration::from_millis(1);
@@ -46,7 +46,7 @@ macro_rules! scenarios {
             },
         )*];
 
-        /// Generates a test for each scenario. The argument creates a fresh [`Place`](crate::Place).
+        /// Generates a test for each scenario. The argument creates a fresh [`TestEngine`](crate::TestEngine).
         #[macro_export]
         macro_rules! tests {
             ($d fresh:expr) => {
@@ -1403,7 +1403,7 @@ fn the_progress_of_a_running_job_is_told(bench: &Bench<'_>) {
     let worker = bench.client().worker("work", 1);
     worker.client.commit(vec![publish(message(1))]);
     let job = worker.take_one();
-    let told = |client: &Client| client.ask(Query::Progress(id(1)));
+    let told = |client: &TestClient| client.ask(Query::Progress(id(1)));
     assert_eq!(told(&worker.client), Answer::Progress(None));
     for body in ["one", "two"] {
         let progress = penstock_message::Progress {

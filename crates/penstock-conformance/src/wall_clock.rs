@@ -33,7 +33,7 @@ pub fn wall_clock(setting: &str) -> [(&'static str, String); 3] {
 }
 
 fn preload() -> Option<String> {
-    remove_what_the_dead_have_left();
+    remove_stale_shares();
     let told = Command::new("faketime")
         .args(["now", "printenv", "LD_PRELOAD"])
         .output();
@@ -44,7 +44,7 @@ fn preload() -> Option<String> {
 /// Removes the shared memory of killed processes. A killed process leaves its share, and libfaketime ends the
 /// next process with the same number with "shm_open failed: File exists" (its README, "Cleaning up shared
 /// memory").
-fn remove_what_the_dead_have_left() {
+fn remove_stale_shares() {
     let Ok(shared) = Path::new(SHARED).read_dir() else {
         return;
     };

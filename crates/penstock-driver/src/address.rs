@@ -6,7 +6,7 @@ use crate::DriverError;
 
 /// Broker that a URL names.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Address {
+pub enum BrokerUrl {
     /// `local:PATH`: the broker of a directory, started if it is not running.
     Local(PathBuf),
     /// `unix:PATH` or `penstock+unix:PATH`: the broker listening on this socket.
@@ -20,7 +20,7 @@ pub enum Address {
 /// Default port of a server.
 pub const DEFAULT_PORT: u16 = 5670;
 
-impl FromStr for Address {
+impl FromStr for BrokerUrl {
     type Err = DriverError;
 
     fn from_str(url: &str) -> Result<Self, DriverError> {
@@ -78,7 +78,7 @@ impl FromStr for Address {
     }
 }
 
-impl fmt::Display for Address {
+impl fmt::Display for BrokerUrl {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Local(path) => write!(out, "local:{}", path.display()),
@@ -97,7 +97,7 @@ mod tests {
     #[test]
     fn a_url_reads_as_written_or_says_what_is_wrong() {
         let check = |url: &str, expected: &str| {
-            let shown = match url.parse::<Address>() {
+            let shown = match url.parse::<BrokerUrl>() {
                 Ok(address) => address.to_string(),
                 Err(error) => error.to_string(),
             };

@@ -11,12 +11,12 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, sockopt};
 
 pub trait Dial: Send + Sync {
     /// Returns a connected non-blocking socket.
-    fn dial(&self, give_up_at: Instant, start: Start) -> Result<OwnedFd, DialError>;
+    fn dial(&self, give_up_at: Instant, start: BrokerStart) -> Result<OwnedFd, DialError>;
 }
 
 /// Whether a missing broker may be started, where a client can do that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Start {
+pub enum BrokerStart {
     /// Don't start one: the broker was stopped cleanly, and no caller has asked for anything since.
     No,
     /// Start one for a worker, but not in a directory that was deleted.
@@ -43,7 +43,7 @@ impl Unix {
 }
 
 impl Dial for Unix {
-    fn dial(&self, give_up_at: Instant, _: Start) -> Result<OwnedFd, DialError> {
+    fn dial(&self, give_up_at: Instant, _: BrokerStart) -> Result<OwnedFd, DialError> {
         connect_unix(&self.path, give_up_at)
             .map_err(|error| DialError::Unreachable(error.to_string()))
     }
@@ -120,7 +120,7 @@ impl Tcp {
 }
 
 impl Dial for Tcp {
-    fn dial(&self, give_up_at: Instant, _: Start) -> Result<OwnedFd, DialError> {
+    fn dial(&self, give_up_at: Instant, _: BrokerStart) -> Result<OwnedFd, DialError> {
         self.connect(give_up_at)
             .map_err(|error| DialError::Unreachable(error.to_string()))
     }

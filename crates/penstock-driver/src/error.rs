@@ -63,7 +63,7 @@ impl DriverError {
     }
 
     /// Whether a retry may succeed without any change.
-    pub fn may_pass(&self) -> bool {
+    pub fn is_transient(&self) -> bool {
         matches!(self.kind, ErrorKind::Unavailable | ErrorKind::Silent)
     }
 

@@ -22,8 +22,8 @@ use penstock_message::{
     MessageId, Notice, Progress, Query, Receipt, RefusedWait, Tx, WorkerReport,
 };
 
-pub use address::{Address, DEFAULT_PORT};
-pub use dial::{Dial, DialError, Start, Tcp, Unix, connect_unix};
+pub use address::{BrokerUrl, DEFAULT_PORT};
+pub use dial::{BrokerStart, Dial, DialError, Tcp, Unix, connect_unix};
 pub use error::{DriverError, ErrorKind};
 
 mod address;

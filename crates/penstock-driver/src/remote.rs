@@ -1,4 +1,4 @@
-//! Implements the driver for a broker in another process: the shell around [`Session`].
+//! Implements the driver for a broker in another process: the shell around [`ClientSession`].
 //!
 //! One thread, started by the first call, waits for the socket, resolves calls, reconnects and watches the
 //! deadlines. Callers write to the socket themselves unless another thread is writing. A single call at a time
@@ -21,9 +21,9 @@ use penstock_wire::{Decoder, MAX_FRAME_BYTES, Versions, proto};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-use crate::dial::{Dial, DialError, Start};
+use crate::dial::{BrokerStart, Dial, DialError};
 use crate::encoded::Encoded;
-use crate::session::{LinkEnd, Session, SessionConfig};
+use crate::session::{ClientSession, LinkEnd, SessionConfig};
 use crate::waker::Waker;
 use crate::{
     DeliverySink, Done, Driver, DriverConfig, DriverError, ErrorKind, LeadToken, ValueSink, WatchId,
@@ -38,10 +38,10 @@ const READ_BYTES: usize = 256 << 10;
 pub(crate) struct Remote {
     upper_bound: &'static Capabilities,
     /// Never dropped in a forked child, where threads that no longer exist may hold its locks.
-    shared: ManuallyDrop<Arc<Shared>>,
+    shared: ManuallyDrop<Arc<DriverShared>>,
 }
 
-struct Shared {
+struct DriverShared {
     /// Process that made this driver. A fork copies this value, but not the thread.
     pid: u32,
     broker: String,
@@ -49,14 +49,14 @@ struct Shared {
     waker: OnceLock<Waker>,
     /// Descriptor of the connection or -1, for a forked child, which can't take locks.
     socket: AtomicI32,
-    state: Mutex<State>,
-    input: Mutex<Input>,
+    state: Mutex<DriverState>,
+    input: Mutex<ReceiveBuffer>,
     thread: OnceLock<ThreadId>,
     ended: Condvar,
 }
 
 /// Received bytes that are not decoded yet. Locked by the reading thread, never while holding `state`.
-struct Input {
+struct ReceiveBuffer {
     /// Number of the connection that the bytes came from.
     connection: u64,
     decoder: Decoder<proto::ToClient>,
@@ -73,10 +73,10 @@ enum ReadBy {
     Nobody,
 }
 
-struct State {
-    session: Session,
+struct DriverState {
+    session: ClientSession,
     thread: IoThread,
-    phase: Phase,
+    phase: ConnectPhase,
     read_by: ReadBy,
     leads: u64,
     /// Incremented with each connection, so that a writer notices when its own is gone.
@@ -101,7 +101,7 @@ enum IoThread {
     Ended,
 }
 
-enum Phase {
+enum ConnectPhase {
     Down {
         retry_at: Instant,
     },
@@ -136,10 +136,10 @@ impl Remote {
             versions: Versions::TODAY,
             takes_over,
         };
-        let state = State {
-            session: Session::new(session, now),
+        let state = DriverState {
+            session: ClientSession::new(session, now),
             thread: IoThread::NotStarted,
-            phase: Phase::Down { retry_at: now },
+            phase: ConnectPhase::Down { retry_at: now },
             read_by: ReadBy::Thread,
             leads: 0,
             connection: 0,
@@ -152,14 +152,14 @@ impl Remote {
         };
         Ok(Self {
             upper_bound,
-            shared: ManuallyDrop::new(Arc::new(Shared {
+            shared: ManuallyDrop::new(Arc::new(DriverShared {
                 pid: std::process::id(),
                 broker: config.url,
                 dial,
                 waker: OnceLock::new(),
                 socket: AtomicI32::new(-1),
                 state: Mutex::new(state),
-                input: Mutex::new(Input {
+                input: Mutex::new(ReceiveBuffer {
                     connection: 0,
                     decoder: Decoder::new(MAX_FRAME_BYTES),
                     buffer: vec![0; READ_BYTES].into_boxed_slice(),
@@ -171,7 +171,10 @@ impl Remote {
     }
 
     /// Updates the session, writes the resulting bytes, and wakes the thread if needed.
-    fn with_session<R>(&self, tell: impl FnOnce(&mut Session) -> R) -> Result<R, DriverError> {
+    fn with_session<R>(
+        &self,
+        tell: impl FnOnce(&mut ClientSession) -> R,
+    ) -> Result<R, DriverError> {
         let mut state = self.shared.lock_in_same_process()?;
         match state.thread {
             IoThread::Running if state.closing.is_none() => {}
@@ -289,7 +292,7 @@ impl Driver for Remote {
     }
 
     fn stop_consuming(&self) {
-        let _ = self.with_session(Session::stop_consuming);
+        let _ = self.with_session(ClientSession::stop_consuming);
     }
 
     fn stop_consumer(&self, consumer: u32) {
@@ -368,7 +371,7 @@ impl Driver for Remote {
     fn lead(&self, lead: LeadToken, until: Instant, over: &dyn Fn() -> bool) {
         while !over() {
             let state = self.shared.lock();
-            let Phase::Connected { socket, .. } = &state.phase else {
+            let ConnectPhase::Connected { socket, .. } = &state.phase else {
                 return;
             };
             if state.read_by != ReadBy::Caller(lead) {
@@ -452,8 +455,8 @@ impl Driver for Remote {
     }
 }
 
-impl Shared {
-    fn lock_in_same_process(&self) -> Result<MutexGuard<'_, State>, DriverError> {
+impl DriverShared {
+    fn lock_in_same_process(&self) -> Result<MutexGuard<'_, DriverState>, DriverError> {
         match std::process::id() == self.pid {
             true => Ok(self.lock()),
             false => Err(DriverError::invalid(
@@ -462,7 +465,7 @@ impl Shared {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, DriverState> {
         self.state.lock().unwrap()
     }
 
@@ -487,7 +490,7 @@ impl Shared {
     /// Reads the arrived bytes. The caller must carry out the resulting events.
     fn read(&self, socket: &OwnedFd, connection: u64) -> Result<(), LinkEnd> {
         let mut input = self.input.lock().unwrap();
-        let Input {
+        let ReceiveBuffer {
             connection: of,
             decoder,
             buffer,
@@ -513,7 +516,7 @@ impl Shared {
         Ok(())
     }
 
-    fn carry_out_events(&self, mut state: MutexGuard<'_, State>) {
+    fn carry_out_events(&self, mut state: MutexGuard<'_, DriverState>) {
         let mut events = Vec::new();
         while let Some(event) = state.session.poll_event() {
             events.push(event);
@@ -525,12 +528,12 @@ impl Shared {
     }
 
     /// Wakes the thread if it has something to do before its wait ends.
-    fn wake_where_needed(&self, mut state: MutexGuard<'_, State>) {
+    fn wake_where_needed(&self, mut state: MutexGuard<'_, DriverState>) {
         let Some(sleep) = state.asleep else {
             return;
         };
-        let connects = matches!(state.phase, Phase::Down { retry_at } if retry_at < sleep.until)
-            && state.session.wants_link();
+        let connects = matches!(state.phase, ConnectPhase::Down { retry_at } if retry_at < sleep.until)
+            && state.session.wants_connection();
         // A leading caller also watches the deadlines.
         let led = matches!(state.read_by, ReadBy::Caller(_));
         let next = state.session.next_deadline().filter(|_| !led);
@@ -545,14 +548,14 @@ impl Shared {
     }
 
     /// Writes the waiting bytes. If another thread is already writing, that thread sends them too.
-    fn flush<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+    fn flush<'a>(&'a self, mut state: MutexGuard<'a, DriverState>) -> MutexGuard<'a, DriverState> {
         while !state.writing
             && !state.blocked
-            && let Phase::Connected { socket, .. } = &state.phase
+            && let ConnectPhase::Connected { socket, .. } = &state.phase
         {
             let socket = Arc::clone(socket);
             if state.unwritten.is_empty() {
-                state.unwritten = state.session.take_out(Instant::now());
+                state.unwritten = state.session.next_bytes(Instant::now());
             }
             if state.unwritten.is_empty() {
                 break;
@@ -604,12 +607,12 @@ pub(crate) fn send(socket: &OwnedFd, bytes: &[u8]) -> Result<usize, Errno> {
 
 /// State of the driver's thread.
 struct IoLoop {
-    shared: Arc<Shared>,
+    shared: Arc<DriverShared>,
     backoff: Backoff,
 }
 
 impl IoLoop {
-    fn new(shared: Arc<Shared>) -> Self {
+    fn new(shared: Arc<DriverShared>) -> Self {
         Self {
             shared,
             backoff: Backoff::new(),
@@ -619,13 +622,13 @@ impl IoLoop {
     fn run(mut self) {
         let shared = Arc::clone(&self.shared);
         let _ = shared.thread.set(thread::current().id());
-        while !self.look_after(&shared) {
+        while !self.run_due_work(&shared) {
             let (socket, connection, sleep) = {
                 let mut state = shared.flush(shared.lock());
                 let socket = match &state.phase {
-                    Phase::Connected { socket, .. } => Some(Arc::clone(socket)),
-                    Phase::Dialed(_) => continue,
-                    Phase::Down { .. } | Phase::Dialing => None,
+                    ConnectPhase::Connected { socket, .. } => Some(Arc::clone(socket)),
+                    ConnectPhase::Dialed(_) => continue,
+                    ConnectPhase::Down { .. } | ConnectPhase::Dialing => None,
                 };
                 if state.session.has_events() {
                     continue;
@@ -659,11 +662,11 @@ impl IoLoop {
         }
         let mut state = shared.lock();
         state.thread = IoThread::Ended;
-        if let Phase::Connected { socket, .. } = &state.phase {
+        if let ConnectPhase::Connected { socket, .. } = &state.phase {
             // Wakes the leading caller; written bytes are still sent.
             let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Read);
         }
-        state.phase = Phase::Down {
+        state.phase = ConnectPhase::Down {
             retry_at: Instant::now(),
         };
         shared.ended.notify_all();
@@ -671,7 +674,7 @@ impl IoLoop {
 
     /// Watches deadlines, connects, and carries out the resulting events. Returns whether the driver was
     /// closed.
-    fn look_after(&mut self, shared: &Arc<Shared>) -> bool {
+    fn run_due_work(&mut self, shared: &Arc<DriverShared>) -> bool {
         let mut state = shared.lock();
         let now = Instant::now();
         if let Some(end) = state.broken.take() {
@@ -689,7 +692,7 @@ impl IoLoop {
             state = shared.flush(state);
         }
         match &state.phase {
-            Phase::Dialed(Ok(_)) => {
+            ConnectPhase::Dialed(Ok(_)) => {
                 // Called without the lock: a sink may be in a call to this driver.
                 let sinks = state.session.delivery_sinks();
                 drop(state);
@@ -697,15 +700,15 @@ impl IoLoop {
                 state = shared.lock();
                 self.greet(&mut state, now, leases);
             }
-            Phase::Dialed(Err(error)) => {
+            ConnectPhase::Dialed(Err(error)) => {
                 let end = match error.clone() {
                     DialError::Unreachable(why) => LinkEnd::Lost(why),
                     DialError::Hopeless(why) => LinkEnd::Hopeless(ErrorKind::Invalid, why),
                 };
                 self.lose_link(&mut state, end);
             }
-            Phase::Down { retry_at }
-                if now >= *retry_at && state.session.wants_link() && !closes =>
+            ConnectPhase::Down { retry_at }
+                if now >= *retry_at && state.session.wants_connection() && !closes =>
             {
                 self.start_to_dial(shared, &mut state, now);
             }
@@ -715,7 +718,7 @@ impl IoLoop {
         closes
     }
 
-    fn start_to_dial(&mut self, shared: &Arc<Shared>, state: &mut State, now: Instant) {
+    fn start_to_dial(&mut self, shared: &Arc<DriverShared>, state: &mut DriverState, now: Instant) {
         let shared = Arc::clone(shared);
         let start = state.session.start(state.closing.is_some());
         // Connecting has its own thread, so that this one can keep watching deadlines.
@@ -723,11 +726,11 @@ impl IoLoop {
             .name("penstock-dial".into())
             .spawn(move || {
                 let dialed = shared.dial.dial(now + DIAL_PATIENCE, start);
-                shared.lock().phase = Phase::Dialed(dialed);
+                shared.lock().phase = ConnectPhase::Dialed(dialed);
                 shared.wake();
             });
         match attempt {
-            Ok(_) => state.phase = Phase::Dialing,
+            Ok(_) => state.phase = ConnectPhase::Dialing,
             Err(error) => {
                 let why = format!("this process can't start a thread: {error}");
                 self.lose_link(state, LinkEnd::Lost(why));
@@ -735,10 +738,10 @@ impl IoLoop {
         }
     }
 
-    fn greet(&mut self, state: &mut State, now: Instant, leases: Vec<Lease>) {
+    fn greet(&mut self, state: &mut DriverState, now: Instant, leases: Vec<Lease>) {
         let retry_at = now;
-        if let Phase::Dialed(Ok(socket)) =
-            std::mem::replace(&mut state.phase, Phase::Down { retry_at })
+        if let ConnectPhase::Dialed(Ok(socket)) =
+            std::mem::replace(&mut state.phase, ConnectPhase::Down { retry_at })
         {
             state.session.connected(now, leases);
             state.connection += 1;
@@ -747,24 +750,24 @@ impl IoLoop {
             self.shared
                 .socket
                 .store(socket.as_raw_fd(), Ordering::Relaxed);
-            state.phase = Phase::Connected {
+            state.phase = ConnectPhase::Connected {
                 socket: Arc::new(socket),
                 since: now,
             };
         }
     }
 
-    fn lose_link(&mut self, state: &mut State, end: LinkEnd) {
+    fn lose_link(&mut self, state: &mut DriverState, end: LinkEnd) {
         let now = Instant::now();
-        if let Phase::Connected { since, .. } = &state.phase
+        if let ConnectPhase::Connected { since, .. } = &state.phase
             && now - *since > LONGEST_RETRY
         {
             self.backoff.reset();
         }
         // The leading caller waits on this socket.
-        if let Phase::Connected { socket, .. } = &state.phase {
+        if let ConnectPhase::Connected { socket, .. } = &state.phase {
             let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
-            if state.session.start(state.closing.is_some()) == Start::No {
+            if state.session.start(state.closing.is_some()) == BrokerStart::No {
                 tracing::info!(
                     "the broker at {} was stopped; waiting until a client starts it again",
                     self.shared.broker
@@ -774,7 +777,7 @@ impl IoLoop {
         state.read_by = ReadBy::Thread;
         state.broken = None;
         self.shared.socket.store(-1, Ordering::Relaxed);
-        state.phase = Phase::Down {
+        state.phase = ConnectPhase::Down {
             retry_at: now + self.backoff.next(),
         };
         // A writer that is still running must not touch the bytes of the next connection.
@@ -797,7 +800,7 @@ impl IoLoop {
         }
     }
 
-    fn wait(&self, socket: Option<&OwnedFd>, sleep: Sleep) -> Ready {
+    fn wait(&self, socket: Option<&OwnedFd>, sleep: Sleep) -> WakeReason {
         let waker = self.shared.waker.get();
         let mut interest = PollFlags::empty();
         interest.set(PollFlags::IN, sleep.watches_read);
@@ -819,7 +822,7 @@ impl IoLoop {
         {
             waker.clear();
         }
-        Ready {
+        WakeReason {
             // Also on an error or end of stream, which reading then finds.
             read: of_socket.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR),
             write: of_socket.contains(PollFlags::OUT),
@@ -834,14 +837,14 @@ struct Sleep {
     watches_write: bool,
 }
 
-struct Ready {
+struct WakeReason {
     read: bool,
     write: bool,
 }
 
-fn next_wake_up(state: &State) -> Instant {
+fn next_wake_up(state: &DriverState) -> Instant {
     let retry = match state.phase {
-        Phase::Down { retry_at } if state.session.wants_link() => Some(retry_at),
+        ConnectPhase::Down { retry_at } if state.session.wants_connection() => Some(retry_at),
         _ => None,
     };
     let far = Instant::now() + Duration::from_secs(3600);

@@ -27,7 +27,7 @@ use penstock_wire::{
 };
 use rustc_hash::FxHashMap;
 
-use crate::dial::Start;
+use crate::dial::BrokerStart;
 use crate::encoded::Encoded;
 use crate::{DeliverySink, Done, DriverError, ErrorKind, ValueSink, WatchId};
 
@@ -35,7 +35,7 @@ mod consumers;
 mod incoming;
 mod outgoing;
 
-use consumers::Consumers;
+use consumers::ClientConsumers;
 
 const APPLIED: Receipt = Receipt::Applied(Applied {
     skipped: Vec::new(),
@@ -49,7 +49,7 @@ const SURELY_REMEMBERED: Duration = Duration::from_secs(5 * 60);
 const MAX_NOTICES: usize = 64;
 
 /// Callback for the shell to run, without holding the session's lock.
-pub enum Event {
+pub enum SessionEvent {
     Committed(Done<Vec<Receipt>>, Result<Vec<Receipt>, DriverError>),
     Answered(Done<Answer>, Result<Answer, DriverError>),
     Probed(
@@ -69,7 +69,7 @@ pub enum Event {
     ConsumerFailed(Arc<dyn DeliverySink>, DriverError),
 }
 
-impl Event {
+impl SessionEvent {
     pub fn carry_out(self) {
         match self {
             Self::Committed(done, outcome) => done(outcome),
@@ -139,7 +139,7 @@ struct PendingTx {
     durability: Option<Durability>,
     tx: Encoded,
     /// Whether it was confirmed out of turn, so that its call already has the receipt.
-    told: bool,
+    reported: bool,
     receipt: Option<Receipt>,
 }
 
@@ -152,11 +152,11 @@ struct Watch {
     deadline: Option<Instant>,
     /// Keys without a value yet. May also contain some that have one.
     keys: Vec<Key>,
-    untold: usize,
+    unreported: usize,
 }
 
 #[derive(Clone, PartialEq)]
-enum Link {
+enum LinkState {
     Down,
     /// The hello was sent.
     Greeting,
@@ -179,9 +179,9 @@ pub struct SessionConfig {
     pub takes_over: bool,
 }
 
-pub struct Session {
+pub struct ClientSession {
     config: SessionConfig,
-    link: Link,
+    link: LinkState,
     heartbeat: Duration,
     max_frame_bytes: usize,
     last_received: Instant,
@@ -226,7 +226,7 @@ pub struct Session {
     unsent_over: SeededSet<(Key, MessageId)>,
 
     unsent_queries: VecDeque<CallId>,
-    consumers: Consumers,
+    consumers: ClientConsumers,
     report: Option<proto::Report>,
     report_changed: bool,
     /// Questions that came on this connection and have no reply yet.
@@ -234,16 +234,16 @@ pub struct Session {
     unsent_replies: VecDeque<proto::Reply>,
     unsent_progress: BTreeMap<Lease, Bytes>,
     notices: VecDeque<Notice>,
-    events: VecDeque<Event>,
+    events: VecDeque<SessionEvent>,
 }
 
-impl Session {
+impl ClientSession {
     pub fn new(config: SessionConfig, now: Instant) -> Self {
         let hashing = SeededState::new(config.hash_seed);
         Self {
             heartbeat: config.heartbeat,
             config,
-            link: Link::Down,
+            link: LinkState::Down,
             max_frame_bytes: MAX_FRAME_BYTES,
             last_received: now,
             last_sent: now,
@@ -270,7 +270,7 @@ impl Session {
             unsent_unwatched: SeededSet::with_hasher(hashing),
             unsent_over: SeededSet::with_hasher(hashing),
             unsent_queries: VecDeque::new(),
-            consumers: Consumers::default(),
+            consumers: ClientConsumers::default(),
             report: None,
             report_changed: false,
             asks: BTreeSet::new(),
@@ -294,7 +294,7 @@ impl Session {
         let durability = durability.into();
         if txs.is_empty() {
             self.events
-                .push_back(Event::Committed(done, Ok(Vec::new())));
+                .push_back(SessionEvent::Committed(done, Ok(Vec::new())));
             return;
         }
         let call = self.add_call(
@@ -311,7 +311,7 @@ impl Session {
                 index,
                 durability,
                 tx,
-                told: false,
+                reported: false,
                 receipt: None,
             }));
     }
@@ -323,9 +323,9 @@ impl Session {
 
     /// Fetches the broker's capabilities, which its welcome states.
     pub fn probe(&mut self, deadline: Instant, done: Done<Arc<Capabilities>>) {
-        if self.link == Link::Up {
+        if self.link == LinkState::Up {
             let known = Arc::clone(&self.capabilities);
-            self.events.push_back(Event::Probed(done, Ok(known)));
+            self.events.push_back(SessionEvent::Probed(done, Ok(known)));
             return;
         }
         self.add_call(CallDone::Probe { done }, Some(deadline));
@@ -373,14 +373,14 @@ impl Session {
         // Includes keys already watched, so that the new sink learns that they are pending.
         let unsent = keys.iter().map(|key| (key.clone(), waiter));
         self.unsent_keys.extend(unsent);
-        let untold = keys.len();
+        let unreported = keys.len();
         let watch = Watch {
             sink,
             peeks,
             waiter,
             deadline,
             keys,
-            untold,
+            unreported,
         };
         self.watches.insert(id, watch);
         id
@@ -409,7 +409,7 @@ impl Session {
         watchers.retain(|watcher| !leaves(*watcher));
         if watchers.is_empty() {
             self.watchers.remove(&key);
-            if self.link == Link::Up {
+            if self.link == LinkState::Up {
                 self.unsent_unwatched.insert(key);
             }
         } else if let Some(waiter) = waiter {
@@ -417,7 +417,7 @@ impl Session {
                 let watch = self.watches.get(id);
                 watch.is_some_and(|watch| watch.waiter == Some(waiter))
             };
-            if !watchers.iter().any(waits) && self.link == Link::Up {
+            if !watchers.iter().any(waits) && self.link == LinkState::Up {
                 self.unsent_over.insert((key, waiter));
             }
         }
@@ -443,7 +443,7 @@ impl Session {
 
     /// Queues the progress of a job; only the latest of each is sent.
     pub fn progress(&mut self, progress: Progress) {
-        if self.link != Link::Up || self.capabilities.progress {
+        if self.link != LinkState::Up || self.capabilities.progress {
             self.unsent_progress.insert(progress.lease, progress.body);
         }
     }
@@ -464,7 +464,7 @@ impl Session {
     pub fn trouble(&self) -> Option<String> {
         let broker = &self.config.broker;
         match (&self.link, &self.down_because) {
-            (Link::Up, _) => None,
+            (LinkState::Up, _) => None,
             (_, Some(why)) => Some(format!("no connection to {broker}: {why}")),
             (_, None) => Some(format!("no connection to {broker}")),
         }
@@ -473,25 +473,25 @@ impl Session {
     // Calls of the shell.
 
     /// Whether there is anything to do that needs a broker.
-    pub fn wants_link(&self) -> bool {
+    pub fn wants_connection(&self) -> bool {
         !self.calls.is_empty() || !self.watches.is_empty() || !self.consumers.is_empty()
     }
 
     /// Whether the next connection may start a broker. A stopped broker stays stopped until a caller asks for
     /// something. A worker only takes jobs and reports outcomes, so it can wait for that, unless it is about to
     /// exit.
-    pub(crate) fn start(&self, closing: bool) -> Start {
+    pub(crate) fn start(&self, closing: bool) -> BrokerStart {
         let asked = !self.deadlines.is_empty() || !self.watches.is_empty();
         match self.consumers.is_empty() {
-            _ if self.stopped && !asked && !closing => Start::No,
-            false => Start::WhereItWas,
-            true => Start::Anywhere,
+            _ if self.stopped && !asked && !closing => BrokerStart::No,
+            false => BrokerStart::WhereItWas,
+            true => BrokerStart::Anywhere,
         }
     }
 
     /// Whether it is connected and no caller waits for the broker.
     pub fn is_idle(&self) -> bool {
-        self.link == Link::Up && !self.wants_link()
+        self.link == LinkState::Up && !self.wants_connection()
     }
 
     /// Whether no call is open.
@@ -507,13 +507,13 @@ impl Session {
         self.consumers.sinks()
     }
 
-    pub fn poll_event(&mut self) -> Option<Event> {
+    pub fn poll_event(&mut self) -> Option<SessionEvent> {
         self.events.pop_front()
     }
 
     /// Starts a connection; the next bytes to write are the hello.
     pub fn connected(&mut self, now: Instant, leases: Vec<Lease>) {
-        self.link = Link::Greeting;
+        self.link = LinkState::Greeting;
         self.last_received = now;
         self.last_sent = now;
         self.max_frame_bytes = MAX_FRAME_BYTES;
@@ -564,18 +564,18 @@ impl Session {
 
     /// Handles the loss of the connection, or a failed attempt.
     pub fn disconnected(&mut self, why: &str) {
-        if self.link == Link::Up {
+        if self.link == LinkState::Up {
             for watch in self.watches.values() {
                 self.events
-                    .push_back(Event::Reachable(Arc::clone(&watch.sink), false));
+                    .push_back(SessionEvent::Reachable(Arc::clone(&watch.sink), false));
             }
             let sinks = self.consumers.sinks().into_iter();
-            self.events.extend(sinks.map(Event::OutOfReach));
+            self.events.extend(sinks.map(SessionEvent::OutOfReach));
         }
         // The broker has notified their askers, and will number new questions from the start.
         self.asks.clear();
         self.unsent_replies.clear();
-        self.link = Link::Down;
+        self.link = LinkState::Down;
         self.down_because = Some(why.to_owned());
         self.out.clear();
     }
@@ -589,11 +589,11 @@ impl Session {
         }
         for watch in self.watches.values() {
             self.events
-                .push_back(Event::Failed(Arc::clone(&watch.sink), error.clone()));
+                .push_back(SessionEvent::Failed(Arc::clone(&watch.sink), error.clone()));
         }
         for sink in self.consumers.sinks() {
             self.events
-                .push_back(Event::ConsumerFailed(sink, error.clone()));
+                .push_back(SessionEvent::ConsumerFailed(sink, error.clone()));
         }
     }
 
@@ -606,14 +606,14 @@ impl Session {
         if let Some(welcome) = frame.welcome {
             self.welcomed(welcome)?;
         }
-        if let Link::TakingOver(welcome) = &self.link {
+        if let LinkState::TakingOver(welcome) = &self.link {
             let welcome = (**welcome).clone();
             for answer in frame.answers {
                 self.take_over_answered(&welcome, answer)?;
             }
             return Ok(());
         }
-        if self.link != Link::Up {
+        if self.link != LinkState::Up {
             return Err(LinkEnd::Lost(
                 "the broker answered before its welcome".into(),
             ));
@@ -659,7 +659,7 @@ impl Session {
         {
             self.deadlines.pop_first();
             if let Some(watch) = self.watches.get(&WatchId(id)) {
-                let timed_out = Event::TimedOut(Arc::clone(&watch.sink), self.trouble());
+                let timed_out = SessionEvent::TimedOut(Arc::clone(&watch.sink), self.trouble());
                 self.events.push_back(timed_out);
                 self.unwatch(WatchId(id));
             } else if self.calls.contains_key(&id) {
@@ -670,7 +670,7 @@ impl Session {
                 self.end_call(id, error);
             }
         }
-        if self.link == Link::Down {
+        if self.link == LinkState::Down {
             return Ok(());
         }
         if now >= self.last_received + self.heartbeat {
@@ -679,10 +679,10 @@ impl Session {
                 self.heartbeat.as_secs_f32()
             )));
         }
-        if self.link == Link::Up && now >= self.up_since + self.heartbeat {
+        if self.link == LinkState::Up && now >= self.up_since + self.heartbeat {
             self.refused = None;
         }
-        if self.link == Link::Up && now >= self.ping_due() {
+        if self.link == LinkState::Up && now >= self.ping_due() {
             let ping = proto::ToBroker {
                 ping: true,
                 ..Default::default()
@@ -703,9 +703,11 @@ impl Session {
     pub fn next_deadline(&self) -> Option<Instant> {
         let call = self.deadlines.first().map(|(deadline, _)| *deadline);
         let link = match self.link {
-            Link::Down => None,
-            Link::Greeting | Link::TakingOver(_) => Some(self.last_received + self.heartbeat),
-            Link::Up => Some(self.ping_due().min(self.last_received + self.heartbeat)),
+            LinkState::Down => None,
+            LinkState::Greeting | LinkState::TakingOver(_) => {
+                Some(self.last_received + self.heartbeat)
+            }
+            LinkState::Up => Some(self.ping_due().min(self.last_received + self.heartbeat)),
         };
         match (call, link) {
             (Some(call), Some(link)) => Some(call.min(link)),
@@ -715,8 +717,8 @@ impl Session {
 
     /// Builds frames from the waiting calls, and returns the bytes to write. Call it again once they are
     /// written.
-    pub fn take_out(&mut self, now: Instant) -> BytesMut {
-        if self.link == Link::Up {
+    pub fn next_bytes(&mut self, now: Instant) -> BytesMut {
+        if self.link == LinkState::Up {
             // Progress goes before the commits, one of which may settle the job.
             self.write_progress();
             // Commits go before watches: a key may belong to a message that is published in the same frame.
@@ -730,7 +732,7 @@ impl Session {
     }
 
     pub fn say_goodbye(&mut self) {
-        if self.link == Link::Up {
+        if self.link == LinkState::Up {
             let goodbye = proto::ToBroker {
                 goodbye: true,
                 ..Default::default()
@@ -764,9 +766,9 @@ impl Session {
         };
         error.maybe_accepted = call.sent;
         self.events.push_back(match call.done {
-            CallDone::Commit { done, .. } => Event::Committed(done, Err(error)),
-            CallDone::Query { done, .. } => Event::Answered(done, Err(error)),
-            CallDone::Probe { done } => Event::Probed(done, Err(error)),
+            CallDone::Commit { done, .. } => SessionEvent::Committed(done, Err(error)),
+            CallDone::Query { done, .. } => SessionEvent::Answered(done, Err(error)),
+            CallDone::Probe { done } => SessionEvent::Probed(done, Err(error)),
         });
     }
 }

@@ -23,7 +23,7 @@ pub fn broker(data: &[u8]) {
     let mut data = Unstructured::new(data);
     // The input can't know whether bodies are in memory.
     let resident_bodies_bytes = (!data.arbitrary().unwrap_or(false)).then_some(0);
-    let mut world = World::new(BrokerOptions {
+    let mut world = BrokerWorld::new(BrokerOptions {
         resident_bodies_bytes,
         ..options()
     });
@@ -44,7 +44,7 @@ fn trace(done: &dyn std::fmt::Debug) {
     }
 }
 
-struct World {
+struct BrokerWorld {
     options: BrokerOptions,
     broker: Broker,
     now: Now,
@@ -53,7 +53,7 @@ struct World {
     /// Records by position; `None` if the segment was dropped.
     journal: Vec<Option<Vec<u8>>>,
     synced: usize,
-    clients: [Client; CLIENTS],
+    clients: [HostileClient; CLIENTS],
     connections: u64,
     open: BTreeSet<ConnId>,
     /// Delivered leases, the newest last.
@@ -61,7 +61,7 @@ struct World {
 }
 
 #[derive(Default)]
-struct Client {
+struct HostileClient {
     conn: Option<ConnId>,
     session: u8,
     seq: u64,
@@ -77,7 +77,7 @@ fn options() -> BrokerOptions {
     }
 }
 
-impl World {
+impl BrokerWorld {
     fn new(options: BrokerOptions) -> Self {
         let now = Now {
             mono_ms: 1_000,

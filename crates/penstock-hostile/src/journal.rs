@@ -95,15 +95,15 @@ fn finish(opened: &mut OpenedJournal<SimStorage>) {
 }
 
 #[derive(Default)]
-struct Damage {
+struct FileDamage {
     any: bool,
     /// Whether the checksums were fixed up afterwards.
     forged: bool,
 }
 
-fn change(storage: &SimStorage, data: &mut Unstructured<'_>) -> Result<Damage> {
+fn change(storage: &SimStorage, data: &mut Unstructured<'_>) -> Result<FileDamage> {
     let names = storage.list().expect("the disk works");
-    let mut damage = Damage::default();
+    let mut damage = FileDamage::default();
     for _ in 0..data.int_in_range(0..=8)? {
         let name = data.choose(&names)?;
         let before = storage.contents(name).expect("it was listed");

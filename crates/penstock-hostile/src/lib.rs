@@ -17,10 +17,10 @@ pub fn slots(data: &[u8]) {
     penstock_worker::hostile::child_out_of_its_mind(data);
 }
 
-pub type Target = fn(&[u8]);
+pub type FuzzTarget = fn(&[u8]);
 
 /// Targets by the name of their corpus.
-pub const TARGETS: [(&str, Target); 4] = [
+pub const TARGETS: [(&str, FuzzTarget); 4] = [
     ("journal", journal),
     ("frames", frames),
     ("broker", broker),

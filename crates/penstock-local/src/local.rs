@@ -14,17 +14,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use penstock_directory::{EXIT_IN_USE, EXITS_UNTIL_FIXED, LocalPaths, is_nobody};
-use penstock_driver::{Dial, DialError, DriverError, Start, connect_unix};
+use penstock_driver::{BrokerStart, Dial, DialError, DriverError, connect_unix};
 
-use crate::started::{End, Started, last_words};
+use crate::broker_process::{StartOutcome, Started, exit_reason};
 
 /// First interval of checking whether another client's broker is listening: nothing announces it.
-const SHORTEST_LOOK: Duration = Duration::from_millis(1);
-const LONGEST_LOOK: Duration = Duration::from_millis(20);
+const FIRST_POLL: Duration = Duration::from_millis(1);
+const LONGEST_POLL: Duration = Duration::from_millis(20);
 /// Time to wait for another client's broker before starting one again.
-const OTHER_PATIENCE: Duration = Duration::from_millis(250);
+const OTHER_START_PATIENCE: Duration = Duration::from_millis(250);
 /// Time that a broker has to exit after it reports why it can't start.
-const LAST_BREATH: Duration = Duration::from_secs(2);
+const EXIT_PATIENCE: Duration = Duration::from_secs(2);
 
 pub(crate) struct Local {
     paths: LocalPaths,
@@ -57,13 +57,13 @@ impl Local {
     }
 
     /// Returns the error for a fault that somebody must fix.
-    fn hopeless(&self, error: impl std::fmt::Display) -> DialError {
+    fn permanent(&self, error: impl std::fmt::Display) -> DialError {
         DialError::Hopeless(self.cannot_start(error))
     }
 
     /// Returns the error for a fault that may pass: a full disk, a system short of processes. Each reason is
     /// logged once, because a worker may have to wait for a long time.
-    fn for_now(&self, error: impl std::fmt::Display) -> DialError {
+    fn transient(&self, error: impl std::fmt::Display) -> DialError {
         let reason = self.cannot_start(error);
         let mut logged = self.logged.lock().unwrap();
         if logged.as_ref() != Some(&reason) {
@@ -84,23 +84,25 @@ impl Local {
     }
 
     /// Checks whether a broker may be started now; the error says why not.
-    fn may_start(&self, start: Start) -> Result<(), DialError> {
+    fn may_start(&self, start: BrokerStart) -> Result<(), DialError> {
         let deleted = self.known.load(Ordering::Relaxed) && !self.paths.directory.is_dir();
         match start {
-            Start::No | Start::WhereItWas if deleted => Err(DialError::Hopeless(format!(
-                "the directory {} was deleted, with everything that its broker stored",
-                self.paths.directory.display()
-            ))),
-            Start::No => Err(DialError::Unreachable(
+            BrokerStart::No | BrokerStart::WhereItWas if deleted => {
+                Err(DialError::Hopeless(format!(
+                    "the directory {} was deleted, with everything that its broker stored",
+                    self.paths.directory.display()
+                )))
+            }
+            BrokerStart::No => Err(DialError::Unreachable(
                 "the broker was stopped; the next client that needs it will start it".into(),
             )),
-            Start::WhereItWas | Start::Anywhere => Ok(()),
+            BrokerStart::WhereItWas | BrokerStart::Anywhere => Ok(()),
         }
     }
 
     fn start(&self) -> Result<Started, DialError> {
         let program = self.program.as_ref().ok_or_else(|| {
-            self.hopeless(
+            self.permanent(
                 "the penstock executable is missing; reinstall penstock, or start `penstock server` yourself",
             )
         })?;
@@ -117,20 +119,20 @@ impl Local {
                 let worked = self.known.load(Ordering::Relaxed);
                 match error.kind() {
                     io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied if !worked => {
-                        self.hopeless(reason)
+                        self.permanent(reason)
                     }
-                    _ => self.for_now(reason),
+                    _ => self.transient(reason),
                 }
             })?;
         tracing::debug!(pid = child.id(), directory = ?self.paths.directory, "started a broker");
-        Started::follow(child).map_err(|error| self.for_now(error))
+        Started::follow(child).map_err(|error| self.transient(error))
     }
 }
 
 impl Dial for Local {
-    fn dial(&self, give_up_at: Instant, start: Start) -> Result<OwnedFd, DialError> {
+    fn dial(&self, give_up_at: Instant, start: BrokerStart) -> Result<OwnedFd, DialError> {
         let mut started: Option<Started> = None;
-        let mut look = SHORTEST_LOOK;
+        let mut look = FIRST_POLL;
         loop {
             match self.paths.connect(|path| connect_unix(path, give_up_at)) {
                 Ok((socket, _)) => {
@@ -139,7 +141,7 @@ impl Dial for Local {
                 }
                 Err(error) if is_nobody(&error) => {}
                 Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                    return Err(self.hopeless(error));
+                    return Err(self.permanent(error));
                 }
                 Err(error) => return Err(DialError::Unreachable(error.to_string())),
             }
@@ -154,27 +156,29 @@ impl Dial for Local {
                     let ours = started.insert(self.start()?);
                     // The broker listens before it can serve. If it can't serve, the socket is no answer: read
                     // the reason instead.
-                    match ours.spoken(give_up_at) {
-                        Some(said) if !said.is_empty() => ours.ended(LAST_BREATH),
+                    match ours.startup_output(give_up_at) {
+                        Some(said) if !said.is_empty() => ours.ended(EXIT_PATIENCE),
                         _ => None,
                     }
                 }
                 Some(ours) => {
-                    look = (look * 2).min(LONGEST_LOOK);
+                    look = (look * 2).min(LONGEST_POLL);
                     ours.ended(look)
                 }
             };
             match (ended, &started) {
-                (Some(End::With(status)), _) if !is_exit(status, &[EXIT_IN_USE]) => {
-                    let said = started.and_then(|ours| ours.spoken(give_up_at));
-                    let why = last_words(said.unwrap_or_default(), status);
+                (Some(StartOutcome::With(status)), _) if !is_exit(status, &[EXIT_IN_USE]) => {
+                    let said = started.and_then(|ours| ours.startup_output(give_up_at));
+                    let why = exit_reason(said.unwrap_or_default(), status);
                     return Err(match is_exit(status, &EXITS_UNTIL_FIXED) {
-                        true => self.hopeless(why),
-                        false => self.for_now(why),
+                        true => self.permanent(why),
+                        false => self.transient(why),
                     });
                 }
                 // Another client's broker was first, but may be about to exit.
-                (Some(_), Some(ours)) if ours.since.elapsed() > OTHER_PATIENCE => started = None,
+                (Some(_), Some(ours)) if ours.since.elapsed() > OTHER_START_PATIENCE => {
+                    started = None
+                }
                 _ => {}
             }
         }

@@ -19,19 +19,19 @@ use crate::options::retries_to_python;
 use crate::progress::{Number, encode};
 
 /// Size above which a value goes over a socket that may block.
-const MAY_WAIT_BYTES: usize = 32 * 1024;
+const MAY_BLOCK_BYTES: usize = 32 * 1024;
 
 /// Worker child's side of the link to its supervisor; creates the slots that run jobs. See
 /// crates/penstock-worker/src/link.rs.
 #[pyclass(frozen, module = "penstock._core")]
 pub(crate) struct ChildLink {
     link: Arc<Link>,
-    shared: Arc<Shared>,
+    shared: Arc<ChildShared>,
 }
 
 /// State that the slots of a child share, apart from the link.
 #[derive(Default)]
-struct Shared {
+struct ChildShared {
     /// Whether this process is a fork of the child.
     abandoned: AtomicBool,
     /// Pipe that reports the ends of threads: (reader, writer).
@@ -41,12 +41,12 @@ struct Shared {
 /// Slot of a child: iterate over its jobs, and report how each ended.
 #[pyclass(frozen, module = "penstock._core")]
 pub(crate) struct SlotLink {
-    state: Mutex<State>,
+    state: Mutex<SlotState>,
     window: Arc<Window>,
-    shared: Arc<Shared>,
+    shared: Arc<ChildShared>,
 }
 
-struct State {
+struct SlotState {
     slot: Slot,
     /// Name of the packet's task: one string for all its jobs.
     task: Option<Py<PyString>>,
@@ -59,7 +59,7 @@ thread_local! {
 /// Reports the end of the thread that owns it, however it ends: C code may end a thread without telling Python.
 struct ThreadEnd {
     slot: u32,
-    shared: Arc<Shared>,
+    shared: Arc<ChildShared>,
 }
 
 impl Drop for ThreadEnd {
@@ -73,7 +73,7 @@ impl Drop for ThreadEnd {
     }
 }
 
-impl Shared {
+impl ChildShared {
     fn refuse_abandoned(&self) -> PyResult<()> {
         match self.abandoned.load(Ordering::Relaxed) {
             // The task forked a process that returned from the task as if it were the child.
@@ -84,7 +84,7 @@ impl Shared {
 }
 
 impl SlotLink {
-    fn with_state<R>(&self, use_it: impl FnOnce(&mut State) -> PyResult<R>) -> PyResult<R> {
+    fn with_state<R>(&self, use_it: impl FnOnce(&mut SlotState) -> PyResult<R>) -> PyResult<R> {
         self.shared.refuse_abandoned()?;
         match self.state.try_lock() {
             Ok(mut state) => use_it(&mut state),
@@ -102,7 +102,7 @@ fn set_exception(thread: std::ffi::c_ulong, exception: Option<&Bound<'_, PyAny>>
     unsafe { pyo3::ffi::PyThreadState_SetAsyncExc(thread as _, exception) };
 }
 
-impl State {
+impl SlotState {
     /// Begins the next job of the pulled packet.
     fn begin<'py>(&mut self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyTuple>>> {
         let Some(job) = self.slot.begin()? else {
@@ -253,7 +253,7 @@ impl ChildLink {
         let slot = self.link.slot();
         SlotLink {
             window: slot.window(),
-            state: Mutex::new(State { slot, task: None }),
+            state: Mutex::new(SlotState { slot, task: None }),
             shared: Arc::clone(&self.shared),
         }
     }
@@ -451,8 +451,8 @@ impl SlotLink {
             failure,
             note,
         };
-        let is_large = value.map_or(0, <[u8]>::len) + note.len() > MAY_WAIT_BYTES;
-        self.with_state(|State { slot, .. }| {
+        let is_large = value.map_or(0, <[u8]>::len) + note.len() > MAY_BLOCK_BYTES;
+        self.with_state(|SlotState { slot, .. }| {
             if is_large || slot.would_wait() {
                 py.detach(|| slot.finish(ended))?;
             } else {
@@ -520,11 +520,11 @@ impl SlotLink {
             slot: number,
             shared: Arc::clone(&self.shared),
         }));
-        self.with_state(|State { slot, .. }| Ok(slot.watch_thread()?))
+        self.with_state(|SlotState { slot, .. }| Ok(slot.watch_thread()?))
     }
 
     /// Report that this slot's thread has ended, and why. False: it had no job then.
     fn lose(&self, py: Python<'_>, why: &str) -> PyResult<bool> {
-        self.with_state(|State { slot, .. }| Ok(py.detach(|| slot.lose(why))?))
+        self.with_state(|SlotState { slot, .. }| Ok(py.detach(|| slot.lose(why))?))
     }
 }

@@ -13,16 +13,16 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyBytes, PyDict, PyList, PyTuple};
 
-use crate::errors::{Failure, state_name};
+use crate::errors::{ClientError, state_name};
 use crate::failed;
 use crate::graph::Graph;
 use crate::ids;
 use crate::loan::Loan;
 use crate::options::Options;
-use crate::port::{End, Port};
+use crate::port::{CallEnd, Port};
 use crate::schedules::{self, Timing};
 use crate::values::{Each, Gather};
-use crate::wait::{Slot, deadline};
+use crate::wait::{ValueSlot, deadline};
 use crate::workflows;
 
 /// Maximum number of failed jobs in a workflow's status.
@@ -44,10 +44,10 @@ pub(crate) struct Client {
     program: Option<PathBuf>,
     name: Option<String>,
     /// Held only briefly, and always with the interpreter lock, so never while this process is forked.
-    state: Mutex<State>,
+    state: Mutex<ClientState>,
 }
 
-struct State {
+struct ClientState {
     pid: u32,
     driver: Option<Arc<dyn Driver>>,
     /// Full URL of the broker when the driver was created.
@@ -56,7 +56,7 @@ struct State {
 }
 
 impl Client {
-    pub(crate) fn driver(&self) -> Result<Arc<dyn Driver>, Failure> {
+    pub(crate) fn driver(&self) -> Result<Arc<dyn Driver>, ClientError> {
         let mut state = self.state.lock().unwrap();
         let pid = std::process::id();
         if state.pid != pid {
@@ -68,7 +68,7 @@ impl Client {
             }
         }
         if state.closed {
-            return Err(Failure::closed());
+            return Err(ClientError::closed());
         }
         if let Some(driver) = &state.driver {
             return Ok(Arc::clone(driver));
@@ -80,9 +80,9 @@ impl Client {
             name: self.name.clone().unwrap_or_else(|| format!("pid {pid}")),
             heartbeat: HEARTBEAT,
         })
-        .map_err(Failure::of_question)?;
+        .map_err(ClientError::of_query)?;
         state.driver = Some(Arc::clone(&driver));
-        state.broker = Some(penstock_local::in_full(&self.url));
+        state.broker = Some(penstock_local::full_url(&self.url));
         Ok(driver)
     }
 
@@ -103,7 +103,7 @@ impl Client {
     }
 
     fn ask(&self, py: Python<'_>, query: Query, timeout_s: f64) -> PyResult<Answer> {
-        self.ask_by(py, query, question_deadline(timeout_s)?)
+        self.ask_by(py, query, query_deadline(timeout_s)?)
     }
 
     fn workflows_page(
@@ -121,7 +121,7 @@ impl Client {
     fn ask_by(&self, py: Python<'_>, query: Query, deadline: Instant) -> PyResult<Answer> {
         let driver = self.driver()?;
         let answer = wait_for_end(py, &*driver, |done| driver.query(query, deadline, done))?;
-        Ok(answer.map_err(Failure::of_question)?)
+        Ok(answer.map_err(ClientError::of_query)?)
     }
 
     /// Waits until all these jobs have ended.
@@ -133,7 +133,7 @@ impl Client {
         waiter: Option<&[u8]>,
         loan: Option<&Loan>,
     ) -> PyResult<Vec<KeyState>> {
-        let slot = Slot::new();
+        let slot = ValueSlot::new();
         let filled = Arc::clone(&slot);
         let waiter = waiter.map(job).transpose()?;
         let gather = Gather::ends(jobs, waiter, Box::new(move |states| filled.fill(states)));
@@ -144,7 +144,7 @@ impl Client {
         &self,
         py: Python<'_>,
         gather: Arc<Gather>,
-        slot: &Slot<Result<Vec<KeyState>, Failure>>,
+        slot: &ValueSlot<Result<Vec<KeyState>, ClientError>>,
         timeout_s: Option<f64>,
         loan: Option<&Loan>,
     ) -> PyResult<Vec<KeyState>> {
@@ -163,7 +163,7 @@ impl Client {
             Ok(Some(states)) => Ok(states?),
             Ok(None) => {
                 driver.unwatch(watch);
-                Err(gather.time_is_up(driver.trouble()).into())
+                Err(gather.timeout_error(driver.trouble()).into())
             }
             Err(interrupted) => {
                 driver.unwatch(watch);
@@ -182,16 +182,16 @@ impl Client {
         token: Option<String>,
         program: Option<PathBuf>,
         name: Option<String>,
-    ) -> Result<Self, Failure> {
+    ) -> Result<Self, ClientError> {
         // Report a meaningless URL now, not at the first call.
-        url.parse::<penstock_driver::Address>()
-            .map_err(Failure::of_question)?;
+        url.parse::<penstock_driver::BrokerUrl>()
+            .map_err(ClientError::of_query)?;
         Ok(Self {
             url,
             token,
             program,
             name,
-            state: Mutex::new(State {
+            state: Mutex::new(ClientState {
                 pid: std::process::id(),
                 driver: None,
                 broker: None,
@@ -293,7 +293,7 @@ impl Client {
         let inbox = Arc::clone(&port.inbox);
         inbox.expect(token);
         let done = Box::new(move |outcome| {
-            inbox.end(token, confirmed(outcome).map(|()| End::Committed));
+            inbox.end(token, confirmed(outcome).map(|()| CallEnd::Committed));
         });
         py.detach(move || driver.commit(vec![tx], durability, deadline, done));
         Ok(())
@@ -379,7 +379,7 @@ impl Client {
         job_id: &[u8],
         timeout_s: f64,
     ) -> PyResult<Option<Bound<'py, PyTuple>>> {
-        let slot = Slot::new();
+        let slot = ValueSlot::new();
         let filled = Arc::clone(&slot);
         let gather = Gather::state_of(job(job_id)?, Box::new(move |states| filled.fill(states)));
         let states = self.gather(py, gather, &slot, Some(timeout_s), None)?;
@@ -398,7 +398,7 @@ impl Client {
 
     /// Return the number of consumers of a queue.
     fn consumers(&self, py: Python<'_>, queue: String, timeout_s: f64) -> PyResult<u32> {
-        let deadline = question_deadline(timeout_s)?;
+        let deadline = query_deadline(timeout_s)?;
         let query = Query::Status(StatusQuery::of_queues(vec![queue]));
         match self.ask_by(py, query, deadline)? {
             Answer::Status(page) => {
@@ -411,11 +411,11 @@ impl Client {
 
     fn broker(&self) -> String {
         let known = self.state.lock().unwrap().broker.clone();
-        known.unwrap_or_else(|| penstock_local::in_full(&self.url))
+        known.unwrap_or_else(|| penstock_local::full_url(&self.url))
     }
 
     fn status<'py>(&self, py: Python<'py>, timeout_s: f64) -> PyResult<Bound<'py, PyDict>> {
-        let deadline = question_deadline(timeout_s)?;
+        let deadline = query_deadline(timeout_s)?;
         let status =
             Status::collect(
                 |page| match self.ask_by(py, Query::Status(page), deadline)? {
@@ -467,7 +467,7 @@ impl Client {
         timeout_s: f64,
     ) -> PyResult<(Vec<String>, Option<[u8; 16]>)> {
         let query = workflows::query(state, name, after.map(job).transpose()?)?;
-        let page = self.workflows_page(py, query, question_deadline(timeout_s)?)?;
+        let page = self.workflows_page(py, query, query_deadline(timeout_s)?)?;
         Ok(workflows::page(&page))
     }
 
@@ -478,7 +478,7 @@ impl Client {
         workflow: &[u8],
         timeout_s: f64,
     ) -> PyResult<Option<(String, Bound<'py, PyList>)>> {
-        let deadline = question_deadline(timeout_s)?;
+        let deadline = query_deadline(timeout_s)?;
         let mut query = WorkflowsQuery {
             workflow: Some(job(workflow)?),
             ..WorkflowsQuery::default()
@@ -613,7 +613,7 @@ impl Client {
     /// Send a worker's declaration of a schedule at its start, as `declare_schedule` returned it.
     fn declare_schedule(&self, py: Python<'_>, declaration: &str, timeout_s: f64) -> PyResult<()> {
         let op = penstock_wire::op_of_hex(declaration)
-            .ok_or_else(|| Failure::invalid("this is not the declaration of a schedule"))?;
+            .ok_or_else(|| ClientError::invalid("this is not the declaration of a schedule"))?;
         let deadline = deadline(Some(timeout_s))?;
         let driver = self.driver()?;
         let outcome = wait_for_end(py, &*driver, |done| {
@@ -654,7 +654,7 @@ impl Client {
     }
 
     fn close(&self, py: Python<'_>, timeout_s: f64) -> PyResult<()> {
-        let deadline = question_deadline(timeout_s)?;
+        let deadline = query_deadline(timeout_s)?;
         let driver = {
             let mut state = self.state.lock().unwrap();
             state.closed = true;
@@ -670,7 +670,7 @@ impl Client {
     }
 
     fn rest(&self, py: Python<'_>, timeout_s: f64) -> PyResult<()> {
-        let deadline = question_deadline(timeout_s)?;
+        let deadline = query_deadline(timeout_s)?;
         let until = deadline.min(Instant::now() + OTHERS_PATIENCE);
         loop {
             let mut state = self.state.lock().unwrap();
@@ -705,7 +705,7 @@ impl Client {
         let inbox = Arc::clone(&port.inbox);
         inbox.expect(token);
         let done = Box::new(move |outcome| {
-            inbox.end(token, owners(outcome).map(End::Enqueued));
+            inbox.end(token, owners(outcome).map(CallEnd::Enqueued));
         });
         py.detach(move || driver.commit(vec![tx], durability, deadline, done));
         id_list(py, &ids)
@@ -722,8 +722,8 @@ impl Client {
         waiter: Option<&[u8]>,
     ) -> PyResult<()> {
         let inbox = Arc::clone(&port.inbox);
-        let finish = Box::new(move |states: Result<Vec<KeyState>, Failure>| {
-            inbox.end(token, states.map(|states| End::JobEnded(only(states))));
+        let finish = Box::new(move |states: Result<Vec<KeyState>, ClientError>| {
+            inbox.end(token, states.map(|states| CallEnd::JobEnded(only(states))));
         });
         let waiter = waiter.map(job).transpose()?;
         let gather = Gather::ends(&[job(job_id)?], waiter, finish);
@@ -742,8 +742,8 @@ impl Client {
     ) -> PyResult<()> {
         let jobs = jobs(&job_ids)?;
         let inbox = Arc::clone(&port.inbox);
-        let finish = Box::new(move |states: Result<Vec<KeyState>, Failure>| {
-            inbox.end(token, states.map(End::JobsEnded));
+        let finish = Box::new(move |states: Result<Vec<KeyState>, ClientError>| {
+            inbox.end(token, states.map(CallEnd::JobsEnded));
         });
         let waiter = waiter.map(job).transpose()?;
         let gather = Gather::ends(&jobs, waiter, finish);
@@ -793,7 +793,7 @@ impl Client {
         let driver = self.driver()?;
         let inbox = Arc::clone(&port.inbox);
         inbox.expect(token);
-        let done = Box::new(move |outcome| inbox.end(token, found(outcome).map(End::Found)));
+        let done = Box::new(move |outcome| inbox.end(token, found(outcome).map(CallEnd::Found)));
         py.detach(move || driver.settle(vec![tx], deadline, done));
         Ok(())
     }
@@ -807,8 +807,8 @@ impl Client {
         token: u64,
     ) -> PyResult<()> {
         let inbox = Arc::clone(&port.inbox);
-        let finish = Box::new(move |states: Result<Vec<KeyState>, Failure>| {
-            inbox.end(token, states.map(|states| End::JobState(only(states))));
+        let finish = Box::new(move |states: Result<Vec<KeyState>, ClientError>| {
+            inbox.end(token, states.map(|states| CallEnd::JobState(only(states))));
         });
         let gather = Gather::state_of(job(job_id)?, finish);
         self.gather_at(py, gather, Some(timeout_s), port, token)
@@ -822,14 +822,16 @@ impl Client {
         port: &Port,
         token: u64,
     ) -> PyResult<()> {
-        let deadline = question_deadline(timeout_s)?;
+        let deadline = query_deadline(timeout_s)?;
         let query = Query::Message(job(job_id)?);
         let driver = self.driver()?;
         let inbox = Arc::clone(&port.inbox);
         inbox.expect(token);
         let done = Box::new(move |outcome: Result<Answer, DriverError>| {
-            let info = outcome.map_err(Failure::of_question).and_then(message_info);
-            inbox.end(token, info.map(End::Info));
+            let info = outcome
+                .map_err(ClientError::of_query)
+                .and_then(message_info);
+            inbox.end(token, info.map(CallEnd::Info));
         });
         py.detach(move || driver.query(query, deadline, done));
         Ok(())
@@ -869,7 +871,7 @@ pub(crate) fn wait_for_end<T: Send + 'static>(
     driver: &dyn Driver,
     call: impl FnOnce(Done<T>) + Send,
 ) -> PyResult<Result<T, DriverError>> {
-    let slot = Slot::new();
+    let slot = ValueSlot::new();
     let filled = Arc::clone(&slot);
     let done = Box::new(move |outcome| filled.fill(outcome));
     let (_, ended) = slot.wait_for(py, driver, None, None, || call(done));
@@ -891,13 +893,13 @@ pub(crate) fn copied(body: &Bound<'_, PyBytes>) -> Bytes {
     Bytes::copy_from_slice(body.as_bytes())
 }
 
-pub(crate) fn job(id: &[u8]) -> Result<MessageId, Failure> {
+pub(crate) fn job(id: &[u8]) -> Result<MessageId, ClientError> {
     id.try_into()
         .map(MessageId)
-        .map_err(|_| Failure::invalid(format!("a job id has 16 bytes, not {}", id.len())))
+        .map_err(|_| ClientError::invalid(format!("a job id has 16 bytes, not {}", id.len())))
 }
 
-fn jobs(ids: &[Bound<'_, PyBytes>]) -> Result<Vec<MessageId>, Failure> {
+fn jobs(ids: &[Bound<'_, PyBytes>]) -> Result<Vec<MessageId>, ClientError> {
     ids.iter().map(|id| job(id.as_bytes())).collect()
 }
 
@@ -939,25 +941,27 @@ fn publish_all(
 }
 
 /// Returns the deadline of a query, which is always bounded.
-fn question_deadline(timeout_s: f64) -> PyResult<Instant> {
+fn query_deadline(timeout_s: f64) -> PyResult<Instant> {
     const LONGEST: Duration = Duration::from_secs(86_400);
     Ok(deadline(Some(timeout_s))?.unwrap_or_else(|| Instant::now() + LONGEST))
 }
 
 // Conversions to Python.
 
-pub(crate) fn confirmed(outcome: Result<Vec<Receipt>, DriverError>) -> Result<(), Failure> {
-    let receipts = outcome.map_err(Failure::of_commit)?;
-    receipts.into_iter().try_for_each(Failure::of_receipt)
+pub(crate) fn confirmed(outcome: Result<Vec<Receipt>, DriverError>) -> Result<(), ClientError> {
+    let receipts = outcome.map_err(ClientError::of_commit)?;
+    receipts.into_iter().try_for_each(ClientError::of_receipt)
 }
 
 /// Returns the owners of the keys of calls that enqueued no job, each with the index of its call.
-fn owners(outcome: Result<Vec<Receipt>, DriverError>) -> Result<Vec<(u32, MessageId)>, Failure> {
+fn owners(
+    outcome: Result<Vec<Receipt>, DriverError>,
+) -> Result<Vec<(u32, MessageId)>, ClientError> {
     let mut owners = Vec::new();
-    for receipt in outcome.map_err(Failure::of_commit)? {
+    for receipt in outcome.map_err(ClientError::of_commit)? {
         match receipt {
             Receipt::Applied(applied) => owners.extend(applied.owners),
-            other => Failure::of_receipt(other)?,
+            other => ClientError::of_receipt(other)?,
         }
     }
     Ok(owners)
@@ -965,8 +969,8 @@ fn owners(outcome: Result<Vec<Receipt>, DriverError>) -> Result<Vec<(u32, Messag
 
 /// Returns the state in which a cancellation found its job; `None` if the broker has no such job, or no longer
 /// knows.
-fn found(outcome: Result<Vec<Receipt>, DriverError>) -> Result<Option<&'static str>, Failure> {
-    match outcome.map_err(Failure::of_change)?.pop() {
+fn found(outcome: Result<Vec<Receipt>, DriverError>) -> Result<Option<&'static str>, ClientError> {
+    match outcome.map_err(ClientError::of_change)?.pop() {
         Some(Receipt::Applied(Applied { found, .. })) => Ok(found.map(state_name)),
         // Resent after a reconnect: the broker no longer reports what it found.
         Some(Receipt::Duplicate) => Ok(None),
@@ -979,9 +983,9 @@ fn found(outcome: Result<Vec<Receipt>, DriverError>) -> Result<Option<&'static s
             ..
         })
         | None => Ok(None),
-        Some(receipt) => Err(Failure::of_receipt(receipt)
-            .err()
-            .unwrap_or_else(|| Failure::refused("the broker sent an answer of an unknown kind"))),
+        Some(receipt) => Err(ClientError::of_receipt(receipt).err().unwrap_or_else(|| {
+            ClientError::refused("the broker sent an answer of an unknown kind")
+        })),
     }
 }
 
@@ -999,8 +1003,8 @@ pub(crate) fn ended(py: Python<'_>, state: KeyState) -> PyResult<Bound<'_, PyTup
         KeyState::Present(value) => {
             (value.status as u8, PyBytes::new(py, &value.body)).into_pyobject(py)
         }
-        KeyState::Gone => Err(Failure::result_expired().to_error(py)),
-        KeyState::Pending => Err(Failure::still_pending().to_error(py)),
+        KeyState::Gone => Err(ClientError::result_expired().to_error(py)),
+        KeyState::Pending => Err(ClientError::still_pending().to_error(py)),
     }
 }
 
@@ -1024,7 +1028,7 @@ pub(crate) fn ended_or_gone(py: Python<'_>, state: KeyState) -> PyResult<Bound<'
 pub(crate) fn state_now(py: Python<'_>, state: KeyState) -> PyResult<Option<Bound<'_, PyTuple>>> {
     let value = match state {
         KeyState::Pending => return Ok(None),
-        KeyState::Gone => return Err(Failure::result_expired().to_error(py)),
+        KeyState::Gone => return Err(ClientError::result_expired().to_error(py)),
         KeyState::Present(value) => value,
     };
     let run = value.run.map(|run| {
@@ -1041,17 +1045,17 @@ pub(crate) fn state_now(py: Python<'_>, state: KeyState) -> PyResult<Option<Boun
     end.into_pyobject(py).map(Some)
 }
 
-fn message_info(answer: Answer) -> Result<Option<MessageInfo>, Failure> {
+fn message_info(answer: Answer) -> Result<Option<MessageInfo>, ClientError> {
     match answer {
         Answer::Message(info) => Ok(info),
         other => Err(odd_answer(&other)),
     }
 }
 
-pub(crate) fn odd_answer(answer: &Answer) -> Failure {
+pub(crate) fn odd_answer(answer: &Answer) -> ClientError {
     match answer {
-        Answer::Refused(why) => Failure::refused(why),
-        _ => Failure::refused("the broker sent the answer to another query"),
+        Answer::Refused(why) => ClientError::refused(why),
+        _ => ClientError::refused("the broker sent the answer to another query"),
     }
 }
 

@@ -19,7 +19,7 @@ use pyo3::types::{PyBytes, PyList, PyTuple};
 
 use crate::child::extras_to_python;
 use crate::client::{Client, confirmed, job, odd_answer, wait_for_end};
-use crate::errors::Failure;
+use crate::errors::ClientError;
 use crate::progress::{Number, encode};
 use crate::wait::{SLICE, deadline};
 
@@ -206,7 +206,7 @@ impl Consumer {
         let driver = self.client.get().driver()?;
         let query = Query::Status(StatusQuery::first(1));
         let answer = wait_for_end(py, &*driver, |done| driver.query(query, deadline, done))?;
-        match answer.map_err(Failure::of_question)? {
+        match answer.map_err(ClientError::of_query)? {
             Answer::Status(page) => Ok(Left {
                 ready: page.own_ready,
                 leased: page.own_leases.into(),
@@ -236,12 +236,12 @@ impl Consumer {
             };
             let patience = if wait { SLICE } else { ASK_AGAIN };
             let looked = py.detach(|| self.desk.look(patience, none_will_come));
-            match looked.map_err(Failure::of_question)? {
+            match looked.map_err(ClientError::of_query)? {
                 Look::Job(delivery) => return Ok(Some(delivery)),
                 Look::Nothing => return Ok(None),
                 Look::NotYet if !wait && begun.elapsed().as_secs_f64() > timeout_s => {
                     let why = "the broker has ready jobs, but sends none";
-                    return Err(Failure::refused(why).into());
+                    return Err(ClientError::refused(why).into());
                 }
                 Look::NotYet => py.check_signals()?,
             }

@@ -10,8 +10,8 @@ use pyo3::types::PyType;
 
 /// Error without an interpreter, so that any thread can create it.
 #[derive(Clone, Debug)]
-pub(crate) struct Failure {
-    kind: Kind,
+pub(crate) struct ClientError {
+    kind: ErrorClass,
     text: String,
     /// Whether the call was sent, so that a broker may have carried it out.
     maybe_accepted: bool,
@@ -20,7 +20,7 @@ pub(crate) struct Failure {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum ErrorClass {
     BrokerUnavailable,
     CallTimeout,
     ResultTimeout,
@@ -41,8 +41,8 @@ enum Kind {
     Penstock,
 }
 
-impl Failure {
-    fn new(kind: Kind, text: impl Into<String>) -> Self {
+impl ClientError {
+    fn new(kind: ErrorClass, text: impl Into<String>) -> Self {
         Self {
             kind,
             text: text.into(),
@@ -52,7 +52,7 @@ impl Failure {
     }
 
     pub(crate) fn invalid(text: impl Into<String>) -> Self {
-        Self::new(Kind::InvalidConfiguration, text)
+        Self::new(ErrorClass::InvalidConfiguration, text)
     }
 
     pub(crate) fn closed() -> Self {
@@ -61,28 +61,28 @@ impl Failure {
 
     pub(crate) fn result_expired() -> Self {
         Self::new(
-            Kind::ResultExpired,
+            ErrorClass::ResultExpired,
             "there is no result and none is on its way: it was not stored, has outlived its result_ttl, was evicted, or the broker does not know the job",
         )
     }
 
     /// Returns the error for a query that the broker refused.
     pub(crate) fn refused(why: impl Into<String>) -> Self {
-        Self::new(Kind::Penstock, why)
+        Self::new(ErrorClass::Penstock, why)
     }
 
     /// Returns the error for a wait inside a job that would never end.
     pub(crate) fn of_refused_wait(refused: &RefusedWait) -> Self {
         match refused.why {
             WaitRefusal::Cycle => Self::new(
-                Kind::WaitCycle,
+                ErrorClass::WaitCycle,
                 format!(
                     "{refused}. None of these jobs would ever end. They were not cancelled: only the wait was refused, and jobs that wait \
                      for this one continue when it ends"
                 ),
             ),
             WaitRefusal::NoSlotLeft => Self::new(
-                Kind::TooManyWaiting,
+                ErrorClass::TooManyWaiting,
                 format!(
                     "{refused}, and no slot is left to run that job: every slot of its workers is held by a job that waits for \
                      others, and the limit of --max-parked is reached. Nothing was lost: the awaited job is still enqueued. Raise \
@@ -94,7 +94,7 @@ impl Failure {
 
     pub(crate) fn still_pending() -> Self {
         Self::new(
-            Kind::ResultTimeout,
+            ErrorClass::ResultTimeout,
             "the job did not end in time. It was not cancelled; ask for its result again later",
         )
     }
@@ -103,11 +103,11 @@ impl Failure {
     pub(crate) fn unanswered(trouble: Option<String>) -> Self {
         match trouble {
             Some(trouble) => Self::new(
-                Kind::BrokerUnavailable,
+                ErrorClass::BrokerUnavailable,
                 format!("{trouble}. Nothing was changed; try again once a broker is reachable."),
             ),
             None => Self::new(
-                Kind::CallTimeout,
+                ErrorClass::CallTimeout,
                 "the broker did not answer in time. Nothing was changed; try again, or give it more time with \
                  App(call_timeout=...)",
             ),
@@ -115,7 +115,7 @@ impl Failure {
     }
 
     /// Returns the error for a query or a wait, which can't have been accepted.
-    pub(crate) fn of_question(error: DriverError) -> Self {
+    pub(crate) fn of_query(error: DriverError) -> Self {
         match error.kind {
             ErrorKind::Silent => Self::unanswered(None),
             ErrorKind::Unavailable => Self::unanswered(Some(error.reason)),
@@ -132,14 +132,14 @@ impl Failure {
             (ErrorKind::Unavailable, true) => Self {
                 maybe_accepted: true,
                 ..Self::new(
-                    Kind::BrokerUnavailable,
+                    ErrorClass::BrokerUnavailable,
                     format!(
                         "{}. The order may have been carried out; giving it again is safe.",
                         error.reason
                     ),
                 )
             },
-            _ => Self::of_question(error),
+            _ => Self::of_query(error),
         }
     }
 
@@ -155,18 +155,18 @@ impl Failure {
         let (kind, reason, advice) = match kind {
             ErrorKind::Unavailable | ErrorKind::Silent => (
                 match kind {
-                    ErrorKind::Silent => Kind::CallTimeout,
-                    _ => Kind::BrokerUnavailable,
+                    ErrorKind::Silent => ErrorClass::CallTimeout,
+                    _ => ErrorClass::BrokerUnavailable,
                 },
                 reason,
                 ". The job was not accepted; enqueue it again once a broker is reachable.",
             ),
-            ErrorKind::Unauthorized => (Kind::Unauthorized, reason, ""),
-            ErrorKind::TooLarge => (Kind::PayloadTooLarge, reason, ""),
-            ErrorKind::Invalid => (Kind::InvalidConfiguration, reason, ""),
-            ErrorKind::NotOffered(_) => (Kind::NotOffered, reason, ". Nothing was sent"),
+            ErrorKind::Unauthorized => (ErrorClass::Unauthorized, reason, ""),
+            ErrorKind::TooLarge => (ErrorClass::PayloadTooLarge, reason, ""),
+            ErrorKind::Invalid => (ErrorClass::InvalidConfiguration, reason, ""),
+            ErrorKind::NotOffered(_) => (ErrorClass::NotOffered, reason, ". Nothing was sent"),
             ErrorKind::Closed => (
-                Kind::ClientClosed,
+                ErrorClass::ClientClosed,
                 reason,
                 "; create a new App, or a new Client",
             ),
@@ -184,7 +184,7 @@ impl Failure {
     /// Returns the error for a transaction that changes a job and publishes none.
     pub(crate) fn of_change(error: DriverError) -> Self {
         let maybe_accepted = error.maybe_accepted;
-        if error.may_pass() {
+        if error.is_transient() {
             let advice = match maybe_accepted {
                 true => {
                     "The change may have been made, or may still be made: check the job's info, or try again"
@@ -193,8 +193,8 @@ impl Failure {
             };
             let text = format!("{}. {advice}.", error.reason);
             let kind = match error.kind {
-                ErrorKind::Silent => Kind::CallTimeout,
-                _ => Kind::BrokerUnavailable,
+                ErrorKind::Silent => ErrorClass::CallTimeout,
+                _ => ErrorClass::BrokerUnavailable,
             };
             return Self {
                 maybe_accepted,
@@ -222,39 +222,40 @@ impl Failure {
             Receipt::Refused { op, why } => (op, why),
         };
         Err(match why {
-            Refusal::TooLarge(text) => Self::new(Kind::PayloadTooLarge, text),
+            Refusal::TooLarge(text) => Self::new(ErrorClass::PayloadTooLarge, text),
             Refusal::QueueFull(text) => Self::new(
-                Kind::QueueFull,
+                ErrorClass::QueueFull,
                 format!(
                     "{text}. No job of this call was accepted; enqueue it again once workers have caught up"
                 ),
             ),
             Refusal::DiskFull => Self::new(
-                Kind::DiskFull,
+                ErrorClass::DiskFull,
                 "the broker accepts no new jobs: its disk is nearly full, or has too little space for a call of this size. \
                  No job of this call was accepted, and no accepted job is lost. Free some space on the \
                  broker's machine, or let workers drain the queues, and enqueue it again",
             ),
             Refusal::Invalid(text) => Self::invalid(text),
             Refusal::AlreadyExists => Self::new(
-                Kind::Penstock,
+                ErrorClass::Penstock,
                 format!(
                     "the broker already has a job with the id of number {op}; nothing was accepted"
                 ),
             ),
             Refusal::GuardFailed => Self::new(
-                Kind::Penstock,
+                ErrorClass::Penstock,
                 format!("the condition of operation {op} did not hold; nothing was changed"),
             ),
-            Refusal::NotOffered(text) => {
-                Self::new(Kind::NotOffered, format!("{text}. Nothing was changed"))
-            }
+            Refusal::NotOffered(text) => Self::new(
+                ErrorClass::NotOffered,
+                format!("{text}. Nothing was changed"),
+            ),
             Refusal::NoSuchJob => Self::new(
-                Kind::NoSuchJob,
+                ErrorClass::NoSuchJob,
                 "the broker has no such job: it has ended, or never existed; nothing was changed",
             ),
             Refusal::TooLate(state) => Self::new(
-                Kind::TooLate,
+                ErrorClass::TooLate,
                 format!(
                     "the job is already {}, so it is too late for that; nothing was changed",
                     state_name(state)
@@ -263,12 +264,12 @@ impl Failure {
             Refusal::Claimed(owner) => Self {
                 owner: Some(owner),
                 ..Self::new(
-                    Kind::JobExists,
+                    ErrorClass::JobExists,
                     format!("job {owner} already has its unique key; nothing was accepted"),
                 )
             },
             Refusal::LeaseLost => Self::new(
-                Kind::Penstock,
+                ErrorClass::Penstock,
                 "the job's lease was lost to another worker; nothing was changed",
             ),
         })
@@ -305,19 +306,19 @@ pub(crate) fn state_name(state: MessageState) -> &'static str {
     }
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for ClientError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(&self.text)
     }
 }
 
-impl From<Failure> for PyErr {
-    fn from(failure: Failure) -> Self {
+impl From<ClientError> for PyErr {
+    fn from(failure: ClientError) -> Self {
         Python::attach(|py| failure.to_error(py))
     }
 }
 
-impl Kind {
+impl ErrorClass {
     /// Whether the class takes `maybe_accepted`. Other errors come from an answer, which says what was done.
     fn ends_calls(self) -> bool {
         matches!(

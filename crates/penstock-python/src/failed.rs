@@ -6,7 +6,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
-use crate::errors::Failure;
+use crate::errors::ClientError;
 
 /// Filter as (queue, task, class, fingerprint, failed_from_ms, failed_before_ms, workflow).
 pub(crate) type FilterTuple = (
@@ -51,11 +51,11 @@ pub(crate) fn order(
 }
 
 /// Returns the receipt of a transaction with one operation.
-pub(crate) fn applied(outcome: Result<Vec<Receipt>, DriverError>) -> Result<Applied, Failure> {
-    let receipts = outcome.map_err(Failure::of_order)?;
+pub(crate) fn applied(outcome: Result<Vec<Receipt>, DriverError>) -> Result<Applied, ClientError> {
+    let receipts = outcome.map_err(ClientError::of_order)?;
     match receipts.into_iter().next() {
         Some(Receipt::Applied(applied)) => Ok(applied),
-        Some(receipt) => Failure::of_receipt(receipt).map(|()| Applied::default()),
+        Some(receipt) => ClientError::of_receipt(receipt).map(|()| Applied::default()),
         None => Ok(Applied::default()),
     }
 }

@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::client::{copied, draw_ids, job};
-use crate::errors::Failure;
+use crate::errors::ClientError;
 use crate::ids;
 use crate::options::Options;
 
@@ -56,10 +56,10 @@ struct Parts {
 }
 
 impl Parts {
-    fn hold(&mut self, join: JoinId) -> Result<&mut Hold, Failure> {
+    fn hold(&mut self, join: JoinId) -> Result<&mut Hold, ClientError> {
         match self.joins.get(&join) {
             Some(place) => Ok(&mut self.holds[*place]),
-            None => Err(Failure::invalid("no such join in this workflow")),
+            None => Err(ClientError::invalid("no such join in this workflow")),
         }
     }
 
@@ -72,7 +72,7 @@ impl Parts {
 }
 
 /// Member's place in a join, as (join, index).
-type Place<'a> = (PyBackedId<'a>, u32);
+type MemberPlace<'a> = (PyBackedId<'a>, u32);
 type PyBackedId<'a> = Bound<'a, PyBytes>;
 
 #[pymethods]
@@ -130,7 +130,7 @@ impl Graph {
         py: Python<'py>,
         count: u32,
         max_failures: Option<u32>,
-        then: Vec<Place<'py>>,
+        then: Vec<MemberPlace<'py>>,
         result_ttl_ms: Option<u64>,
         kind: u8,
         expects: Vec<(u32, u8)>,
@@ -139,7 +139,7 @@ impl Graph {
     ) -> PyResult<Bound<'py, PyBytes>> {
         if count > JOIN_CAP {
             let text = format!("a group has at most {JOIN_CAP} members, not {count}");
-            return Err(Failure::invalid(text).into());
+            return Err(ClientError::invalid(text).into());
         }
         let then = then.iter().map(member).collect::<PyResult<_>>()?;
         let expects = expects
@@ -169,7 +169,7 @@ impl Graph {
     }
 
     /// Make a join a member of one more. Its outcome must not be a value: a value is stored by place.
-    fn also(&self, join: &[u8], place: Place<'_>) -> PyResult<()> {
+    fn also(&self, join: &[u8], place: MemberPlace<'_>) -> PyResult<()> {
         let place = member(&place)?;
         let mut parts = self.parts.lock().unwrap();
         parts.hold(job(join)?)?.then.push(place);
@@ -201,7 +201,7 @@ impl Graph {
         py: Python<'py>,
         options: &Options,
         body: &Bound<'py, PyBytes>,
-        place: Option<Place<'py>>,
+        place: Option<MemberPlace<'py>>,
         held_by: Option<&[u8]>,
         shape: Option<u8>,
         when: u8,
@@ -401,7 +401,7 @@ fn place_of(hold: &Hold, number: usize) -> Option<Option<Member>> {
     }
 }
 
-fn member(place: &Place<'_>) -> PyResult<Member> {
+fn member(place: &MemberPlace<'_>) -> PyResult<Member> {
     let (join, index) = place;
     let join: JoinId = job(join.as_bytes())?;
     match join.is_join() && *index < JOIN_CAP {
@@ -409,11 +409,11 @@ fn member(place: &Place<'_>) -> PyResult<Member> {
             join,
             index: *index,
         }),
-        false => Err(Failure::invalid("no place in a join").into()),
+        false => Err(ClientError::invalid("no place in a join").into()),
     }
 }
 
-fn one_of<T: Copy>(all: &[T], number: u8) -> Result<T, Failure> {
+fn one_of<T: Copy>(all: &[T], number: u8) -> Result<T, ClientError> {
     let found = all.get(usize::from(number)).copied();
-    found.ok_or_else(|| Failure::invalid(format!("there is no number {number} of these")))
+    found.ok_or_else(|| ClientError::invalid(format!("there is no number {number} of these")))
 }

@@ -15,11 +15,11 @@ pub(crate) const SHORT: Duration = Duration::from_millis(1);
 pub(crate) struct Loan {
     window: Arc<Window>,
     job: [u8; 16],
-    state: Mutex<State>,
+    state: Mutex<LoanState>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum LoanState {
     Short,
     Long(LongWait),
     /// The wait is over, and the job waits for its turn.
@@ -32,11 +32,11 @@ impl Loan {
         Self {
             window,
             job,
-            state: Mutex::new(State::Short),
+            state: Mutex::new(LoanState::Short),
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, LoanState> {
         // No holder of the lock panics, and each change leaves the state consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -45,28 +45,28 @@ impl Loan {
     /// process ends with it.
     pub(crate) fn begin_now(&self) {
         let mut state = self.lock();
-        if *state == State::Short
+        if *state == LoanState::Short
             && let Ok(Some(wait)) = self.window.begin_wait(self.job)
         {
-            *state = State::Long(wait);
+            *state = LoanState::Long(wait);
         }
     }
 
     fn end(&self, is_on_loop: bool) -> PyResult<Option<u32>> {
         let mut state = self.lock();
         match *state {
-            State::Short | State::Over => {
-                *state = State::Over;
+            LoanState::Short | LoanState::Over => {
+                *state = LoanState::Over;
                 Ok(None)
             }
-            State::WantsTurn(number) => Ok(Some(number)),
-            State::Long(wait) => match self.window.end_wait(wait, is_on_loop)? {
+            LoanState::WantsTurn(number) => Ok(Some(number)),
+            LoanState::Long(wait) => match self.window.end_wait(wait, is_on_loop)? {
                 Resumed::Now => {
-                    *state = State::Over;
+                    *state = LoanState::Over;
                     Ok(None)
                 }
                 Resumed::After(number) => {
-                    *state = State::WantsTurn(number);
+                    *state = LoanState::WantsTurn(number);
                     Ok(Some(number))
                 }
             },
@@ -92,7 +92,7 @@ impl Loan {
                 return Err(interrupted);
             }
         }
-        *self.lock() = State::Over;
+        *self.lock() = LoanState::Over;
         Ok(())
     }
 
@@ -105,7 +105,7 @@ impl Loan {
     #[getter]
     fn has_turn(&self) -> bool {
         match *self.lock() {
-            State::WantsTurn(number) => self.window.has_turn(number),
+            LoanState::WantsTurn(number) => self.window.has_turn(number),
             _ => true,
         }
     }
@@ -113,10 +113,10 @@ impl Loan {
     /// Abandon the wait, so that the job continues at once.
     fn drop(&self) -> PyResult<()> {
         let mut state = self.lock();
-        match std::mem::replace(&mut *state, State::Over) {
-            State::Short | State::Over => {}
-            State::Long(wait) => self.window.break_off(wait)?,
-            State::WantsTurn(number) => self.window.give_up_turn(number)?,
+        match std::mem::replace(&mut *state, LoanState::Over) {
+            LoanState::Short | LoanState::Over => {}
+            LoanState::Long(wait) => self.window.break_off(wait)?,
+            LoanState::WantsTurn(number) => self.window.give_up_turn(number)?,
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ use penstock_message::{
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
-use crate::errors::Failure;
+use crate::errors::ClientError;
 
 /// Settings of a job without its body, checked and frozen: created once for a task and for each `options()`.
 #[derive(Clone)]
@@ -108,14 +108,14 @@ impl Options {
         headers: Vec<(String, String)>,
         timeout_ms: Option<u64>,
         soft_timeout_ms: Option<u64>,
-    ) -> Result<Self, Failure> {
+    ) -> Result<Self, ClientError> {
         named("task", task)?;
         named("queue", queue)?;
         let priority = u8::try_from(priority)
             .ok()
             .filter(|priority| *priority <= HIGHEST_PRIORITY)
             .ok_or_else(|| {
-                Failure::invalid(format!(
+                ClientError::invalid(format!(
                     "priority is {priority}; give 0 to {HIGHEST_PRIORITY}, higher first"
                 ))
             })?;
@@ -123,7 +123,7 @@ impl Options {
             .ok()
             .filter(|crashes| *crashes > 0)
             .ok_or_else(|| {
-                Failure::invalid(format!("max_crashes is {max_crashes}; give 1 to 255"))
+                ClientError::invalid(format!("max_crashes is {max_crashes}; give 1 to 255"))
             })?;
         let durability = match durability {
             "replicated" => Durability::Replicated,
@@ -131,7 +131,7 @@ impl Options {
             "os" => Durability::Os,
             "none" => Durability::None,
             other => {
-                return Err(Failure::invalid(format!(
+                return Err(ClientError::invalid(format!(
                     "durability is {other:?}; give \"replicated\", \"disk\", \"os\" or \"none\""
                 )));
             }
@@ -172,7 +172,7 @@ impl Options {
         conflict: &str,
         wait_ms: Option<u64>,
         max_wait_ms: Option<u64>,
-    ) -> Result<Self, Failure> {
+    ) -> Result<Self, ClientError> {
         let scope = match is_own {
             true => Scope::Idempotency,
             false => Scope::Unique,
@@ -182,7 +182,7 @@ impl Options {
             ("end", None) => Until::Ended,
             ("time", Some(ms)) => Until::ForMs(ms),
             _ => {
-                return Err(Failure::invalid(format!(
+                return Err(ClientError::invalid(format!(
                     "a key is not kept until {until:?}"
                 )));
             }
@@ -192,7 +192,7 @@ impl Options {
             "raise" => Conflict::Refuse,
             "replace" => Conflict::Replace { max_wait_ms },
             other => {
-                return Err(Failure::invalid(format!(
+                return Err(ClientError::invalid(format!(
                     "no conflict is solved by {other:?}"
                 )));
             }
@@ -210,7 +210,7 @@ impl Options {
     }
 
     /// Return the same options with these headers in place of their own.
-    fn with_headers(&self, headers: Vec<(String, String)>) -> Result<Self, Failure> {
+    fn with_headers(&self, headers: Vec<(String, String)>) -> Result<Self, ClientError> {
         Ok(Self {
             headers: checked_headers(headers)?,
             ..self.clone()
@@ -268,12 +268,14 @@ impl Options {
     }
 }
 
-fn named(what: &str, name: &str) -> Result<(), Failure> {
+fn named(what: &str, name: &str) -> Result<(), ClientError> {
     const LONGEST: usize = 255;
     match name.len() {
-        0 => Err(Failure::invalid(format!("the name of the {what} is empty"))),
+        0 => Err(ClientError::invalid(format!(
+            "the name of the {what} is empty"
+        ))),
         1..=LONGEST => Ok(()),
-        length => Err(Failure::invalid(format!(
+        length => Err(ClientError::invalid(format!(
             "the name of the {what} takes {length} bytes; {LONGEST} is the limit"
         ))),
     }
@@ -291,13 +293,13 @@ pub(crate) fn retries_to_python<'py>(
     })
 }
 
-fn checked_retries(given: RetriesGiven) -> Result<Retries, Failure> {
+fn checked_retries(given: RetriesGiven) -> Result<Retries, ClientError> {
     match given {
         RetriesGiven::AtMost(retries) => Ok(Retries::AtMost(retries)),
         RetriesGiven::After(delays) if delays.len() <= Retries::DELAYS_CAP => {
             Ok(Retries::After(delays))
         }
-        RetriesGiven::After(delays) => Err(Failure::invalid(format!(
+        RetriesGiven::After(delays) => Err(ClientError::invalid(format!(
             "retries has {} delays; {} is the limit",
             delays.len(),
             Retries::DELAYS_CAP
@@ -305,19 +307,19 @@ fn checked_retries(given: RetriesGiven) -> Result<Retries, Failure> {
     }
 }
 
-fn checked_headers(given: Vec<(String, String)>) -> Result<Vec<(String, Bytes)>, Failure> {
+fn checked_headers(given: Vec<(String, String)>) -> Result<Vec<(String, Bytes)>, ClientError> {
     let bytes: usize = given
         .iter()
         .map(|(name, value)| name.len() + value.len())
         .sum();
     if bytes > Extras::HEADERS_CAP_BYTES {
-        return Err(Failure::invalid(format!(
+        return Err(ClientError::invalid(format!(
             "the headers take {bytes} bytes, names included; {} is the limit: pass large data as an argument",
             Extras::HEADERS_CAP_BYTES
         )));
     }
     if let Some((name, _)) = given.iter().find(|(name, _)| name.starts_with("penstock.")) {
-        return Err(Failure::invalid(format!(
+        return Err(ClientError::invalid(format!(
             "the header {name:?} begins with \"penstock.\", which is reserved; give it another name"
         )));
     }
@@ -342,11 +344,11 @@ fn durability_name(durability: Durability) -> &'static str {
     }
 }
 
-fn one_of(after: (&str, Option<u64>), at: (&str, Option<u64>)) -> Result<Option<Due>, Failure> {
+fn one_of(after: (&str, Option<u64>), at: (&str, Option<u64>)) -> Result<Option<Due>, ClientError> {
     match (after, at) {
-        ((after, Some(_)), (at, Some(_))) => {
-            Err(Failure::invalid(format!("give {after} or {at}, not both")))
-        }
+        ((after, Some(_)), (at, Some(_))) => Err(ClientError::invalid(format!(
+            "give {after} or {at}, not both"
+        ))),
         ((_, Some(ms)), _) => Ok(Some(Due::AfterMs(ms))),
         (_, (_, Some(ms))) => Ok(Some(Due::At(ms))),
         _ => Ok(None),

@@ -9,30 +9,30 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
 use crate::client::{all_ended, ended, ended_or_gone, info_dict, state_now};
-use crate::errors::Failure;
+use crate::errors::ClientError;
 
 /// Inbox of finished asynchronous calls: register `fileno()` with the event loop, then call `drain()`.
 #[pyclass(frozen, module = "penstock._core")]
 pub(crate) struct Port {
-    pub(crate) inbox: Arc<Inbox>,
+    pub(crate) inbox: Arc<CallInbox>,
 }
 
 /// Side of the port that a driver's thread uses.
-pub(crate) struct Inbox {
+pub(crate) struct CallInbox {
     waker: penstock_driver::Waker,
-    state: Mutex<State>,
+    state: Mutex<InboxState>,
 }
 
 #[derive(Default)]
-struct State {
+struct InboxState {
     closed: bool,
     /// Calls whose end is still wanted, with their watches.
     wanted: HashMap<u64, Option<WatchId>>,
-    ended: Vec<(u64, Result<End, Failure>)>,
+    ended: Vec<(u64, Result<CallEnd, ClientError>)>,
 }
 
 /// Outcome of a call.
-pub(crate) enum End {
+pub(crate) enum CallEnd {
     Committed,
     /// Owners of the keys of calls that enqueued no job, each with the index of its call.
     Enqueued(Vec<(u32, MessageId)>),
@@ -46,7 +46,7 @@ pub(crate) enum End {
     Info(Option<MessageInfo>),
 }
 
-impl Inbox {
+impl CallInbox {
     pub(crate) fn expect(&self, token: u64) {
         self.state.lock().unwrap().wanted.insert(token, None);
     }
@@ -62,7 +62,7 @@ impl Inbox {
         self.state.lock().unwrap().wanted.remove(&token)?
     }
 
-    pub(crate) fn end(&self, token: u64, end: Result<End, Failure>) {
+    pub(crate) fn end(&self, token: u64, end: Result<CallEnd, ClientError>) {
         let mut state = self.state.lock().unwrap();
         if !state.closed && state.wanted.remove(&token).is_some() {
             self.push(state, token, end);
@@ -70,14 +70,19 @@ impl Inbox {
     }
 
     /// Reports a partial outcome of a call that continues.
-    pub(crate) fn tell(&self, token: u64, end: End) {
+    pub(crate) fn tell(&self, token: u64, end: CallEnd) {
         let state = self.state.lock().unwrap();
         if !state.closed && state.wanted.contains_key(&token) {
             self.push(state, token, Ok(end));
         }
     }
 
-    fn push(&self, mut state: MutexGuard<'_, State>, token: u64, end: Result<End, Failure>) {
+    fn push(
+        &self,
+        mut state: MutexGuard<'_, InboxState>,
+        token: u64,
+        end: Result<CallEnd, ClientError>,
+    ) {
         state.ended.push((token, end));
         // One wake-up is enough for everything that comes before the loop looks.
         let first = state.ended.len() == 1;
@@ -93,7 +98,7 @@ impl Port {
     #[new]
     fn new() -> PyResult<Self> {
         Ok(Self {
-            inbox: Arc::new(Inbox {
+            inbox: Arc::new(CallInbox {
                 waker: penstock_driver::Waker::new()?,
                 state: Mutex::default(),
             }),
@@ -125,24 +130,26 @@ impl Port {
     }
 }
 
-fn end_to_python(py: Python<'_>, end: Result<End, Failure>) -> PyResult<Bound<'_, PyAny>> {
+fn end_to_python(py: Python<'_>, end: Result<CallEnd, ClientError>) -> PyResult<Bound<'_, PyAny>> {
     let value = end.map_err(|failure| failure.to_error(py)).and_then(|end| {
         Ok(match end {
-            End::Committed => py.None().into_bound(py),
-            End::Enqueued(owners) => {
+            CallEnd::Committed => py.None().into_bound(py),
+            CallEnd::Enqueued(owners) => {
                 let owners = owners.iter();
                 let owners = owners.map(|(place, owner)| (place, PyBytes::new(py, &owner.0)));
                 PyList::new(py, owners)?.into_any()
             }
-            End::JobEnded(state) => ended(py, state)?.into_any(),
-            End::JobsEnded(states) => all_ended(py, states)?.into_any(),
-            End::JobOfMany(place, KeyState::Pending) => (place, py.None()).into_bound_py_any(py)?,
-            End::JobOfMany(place, state) => {
+            CallEnd::JobEnded(state) => ended(py, state)?.into_any(),
+            CallEnd::JobsEnded(states) => all_ended(py, states)?.into_any(),
+            CallEnd::JobOfMany(place, KeyState::Pending) => {
+                (place, py.None()).into_bound_py_any(py)?
+            }
+            CallEnd::JobOfMany(place, state) => {
                 (place, ended_or_gone(py, state)?).into_bound_py_any(py)?
             }
-            End::Found(found) => found.into_bound_py_any(py)?,
-            End::JobState(state) => state_now(py, state)?.into_bound_py_any(py)?,
-            End::Info(info) => info_dict(py, info)?.into_bound_py_any(py)?,
+            CallEnd::Found(found) => found.into_bound_py_any(py)?,
+            CallEnd::JobState(state) => state_now(py, state)?.into_bound_py_any(py)?,
+            CallEnd::Info(info) => info_dict(py, info)?.into_bound_py_any(py)?,
         })
     });
     match value {

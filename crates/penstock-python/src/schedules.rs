@@ -10,7 +10,7 @@ use penstock_schedule::Calendar;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::errors::Failure;
+use crate::errors::ClientError;
 use crate::options::Options;
 
 /// Times and policies of a schedule, checked and frozen.
@@ -37,14 +37,14 @@ impl Timing {
         overlap: &str,
         catchup: &str,
         window_ms: u64,
-    ) -> Result<Self, Failure> {
+    ) -> Result<Self, ClientError> {
         let rhythm = match (cron, every_ms, at_ms) {
             (Some(line), None, None) => Rhythm::Cron(line),
             (None, Some(ms), None) => Rhythm::Every(ms),
             (None, None, Some(at)) => Rhythm::At(at),
             _ => {
                 let why = "a schedule needs exactly one of a cron line, every= and at=";
-                return Err(Failure::invalid(why));
+                return Err(ClientError::invalid(why));
             }
         };
         let timing = penstock_message::ScheduleTiming {
@@ -52,7 +52,7 @@ impl Timing {
             zone,
             jitter_ms,
         };
-        Calendar::new(&timing, 0, 0).map_err(Failure::invalid)?;
+        Calendar::new(&timing, 0, 0).map_err(ClientError::invalid)?;
         let overlaps = Overlap::ALL.map(|overlap| (overlap, overlap.name()));
         let catch_ups = CatchUp::ALL.map(|catch_up| (catch_up, catch_up.name()));
         Ok(Self {
@@ -64,25 +64,25 @@ impl Timing {
     }
 }
 
-fn one_of<T: Copy>(what: &str, all: &[(T, &str)], wanted: &str) -> Result<T, Failure> {
+fn one_of<T: Copy>(what: &str, all: &[(T, &str)], wanted: &str) -> Result<T, ClientError> {
     let found = all.iter().find(|(_, name)| *name == wanted);
     found.map(|(one, _)| *one).ok_or_else(|| {
         let names: Vec<String> = all.iter().map(|(_, name)| format!("{name:?}")).collect();
         let names = names.join(", ");
-        Failure::invalid(format!("{what} must be one of {names}, not {wanted:?}"))
+        ClientError::invalid(format!("{what} must be one of {names}, not {wanted:?}"))
     })
 }
 
 impl Timing {
-    fn plan(&self, options: &Options, body: Bytes) -> Result<SchedulePlan, Failure> {
+    fn plan(&self, options: &Options, body: Bytes) -> Result<SchedulePlan, ClientError> {
         let (queue, message, due) = options.message(MessageId::default(), body);
         if due.is_some() {
             let why = "the schedule sets the times of its jobs: leave out countdown and eta";
-            return Err(Failure::invalid(why));
+            return Err(ClientError::invalid(why));
         }
         if matches!(message.expires_at, Some(Due::At(_))) {
             let why = "jobs of a schedule expire after a duration: give expires in seconds";
-            return Err(Failure::invalid(why));
+            return Err(ClientError::invalid(why));
         }
         Ok(SchedulePlan {
             timing: self.timing.clone(),
@@ -113,7 +113,7 @@ pub(crate) fn declare_schedule(
     body: &Bound<'_, PyBytes>,
     version: Option<VersionGiven>,
     started_ms: u64,
-) -> Result<String, Failure> {
+) -> Result<String, ClientError> {
     let plan = timing.plan(options, Bytes::copy_from_slice(body.as_bytes()))?;
     let generation = AppRelease {
         version: match version {
@@ -134,7 +134,7 @@ pub(crate) fn order(
     schedule: ScheduleName,
     order: &str,
     set: Option<(&Timing, &Options, Bytes)>,
-) -> Result<Op, Failure> {
+) -> Result<Op, ClientError> {
     let step = match (order, set) {
         ("set", Some((timing, options, body))) => {
             ScheduleStep::Set(Box::new(timing.plan(options, body)?))
@@ -145,7 +145,7 @@ pub(crate) fn order(
         ("reset", None) => ScheduleStep::Reset,
         ("remove", None) => return Ok(Op::Unschedule { schedule }),
         _ => {
-            return Err(Failure::invalid(format!(
+            return Err(ClientError::invalid(format!(
                 "{order:?} is not an order for a schedule"
             )));
         }

@@ -8,17 +8,17 @@ use std::time::Instant;
 use penstock_driver::{Driver, DriverError, ValueSink, WatchId};
 use penstock_message::{Key, KeyState, MessageId, RefusedWait};
 
-use crate::errors::Failure;
-use crate::port::{End, Inbox};
+use crate::errors::ClientError;
+use crate::port::{CallEnd, CallInbox};
 
-type Finish = Box<dyn FnOnce(Result<Vec<KeyState>, Failure>) + Send>;
+type Finish = Box<dyn FnOnce(Result<Vec<KeyState>, ClientError>) + Send>;
 
 /// Calls back once: with the states of all jobs in order, or with the first error.
 pub(crate) struct Gather {
-    state: Mutex<State>,
+    state: Mutex<GatherState>,
 }
 
-struct State {
+struct GatherState {
     /// Callback, taken when the wait is over. Later reports are dropped.
     finish: Option<Finish>,
     states: Vec<KeyState>,
@@ -29,7 +29,7 @@ struct State {
     /// Job inside which the caller waits.
     waiter: Option<MessageId>,
     /// Whether the broker has reported a key and is reachable as far as known.
-    in_reach: bool,
+    is_reachable: bool,
 }
 
 impl Gather {
@@ -54,14 +54,14 @@ impl Gather {
             places.entry(*job).or_default().push(place);
         }
         Arc::new(Self {
-            state: Mutex::new(State {
+            state: Mutex::new(GatherState {
                 finish: Some(finish),
                 states: vec![KeyState::Pending; jobs.len()],
                 untold: places.len(),
                 places,
                 ends_at_pending,
                 waiter,
-                in_reach: false,
+                is_reachable: false,
             }),
         })
     }
@@ -90,15 +90,15 @@ impl Gather {
     }
 
     /// Returns the error for a caller whose time is up.
-    pub(crate) fn time_is_up(&self, trouble: Option<String>) -> Failure {
+    pub(crate) fn timeout_error(&self, trouble: Option<String>) -> ClientError {
         let state = self.state.lock().unwrap();
-        match state.in_reach {
-            true => Failure::still_pending(),
-            false => Failure::unanswered(trouble),
+        match state.is_reachable {
+            true => ClientError::still_pending(),
+            false => ClientError::unanswered(trouble),
         }
     }
 
-    fn finish(&self, outcome: impl FnOnce(&mut State) -> Result<Vec<KeyState>, Failure>) {
+    fn finish(&self, outcome: impl FnOnce(&mut GatherState) -> Result<Vec<KeyState>, ClientError>) {
         let mut state = self.state.lock().unwrap();
         if let Some(finish) = state.finish.take() {
             let outcome = outcome(&mut state);
@@ -134,7 +134,7 @@ impl ValueSink for Gather {
 
     fn pending(&self, _key: Key) {
         let mut state = self.state.lock().unwrap();
-        state.in_reach = true;
+        state.is_reachable = true;
         let over = state.ends_at_pending;
         drop(state);
         if over {
@@ -143,39 +143,39 @@ impl ValueSink for Gather {
     }
 
     fn reachable(&self, reachable: bool) {
-        self.state.lock().unwrap().in_reach &= reachable;
+        self.state.lock().unwrap().is_reachable &= reachable;
     }
 
     fn failed(&self, error: DriverError) {
-        self.finish(|_| Err(Failure::of_question(error)));
+        self.finish(|_| Err(ClientError::of_query(error)));
     }
 
     fn timed_out(&self, trouble: Option<String>) {
-        let failure = self.time_is_up(trouble);
+        let failure = self.timeout_error(trouble);
         self.finish(|_| Err(failure));
     }
 
     fn refused(&self, refused: RefusedWait) {
-        self.finish(|_| Err(Failure::of_refused_wait(&refused)));
+        self.finish(|_| Err(ClientError::of_refused_wait(&refused)));
     }
 }
 
 /// Reports each job to a port as it ends.
 pub(crate) struct Each {
-    inbox: Arc<Inbox>,
+    inbox: Arc<CallInbox>,
     token: u64,
     /// Indices of the jobs that have not ended.
     places: Mutex<HashMap<MessageId, Vec<usize>>>,
     /// Whether to report unfinished jobs at once, too.
     only_asks: bool,
-    in_reach: AtomicBool,
+    is_reachable: AtomicBool,
 }
 
 impl Each {
     pub(crate) fn new(
         jobs: &[MessageId],
         only_asks: bool,
-        inbox: Arc<Inbox>,
+        inbox: Arc<CallInbox>,
         token: u64,
     ) -> Arc<Self> {
         let mut places: HashMap<MessageId, Vec<usize>> = HashMap::new();
@@ -187,7 +187,7 @@ impl Each {
             token,
             places: Mutex::new(places),
             only_asks,
-            in_reach: AtomicBool::new(false),
+            is_reachable: AtomicBool::new(false),
         })
     }
 
@@ -206,7 +206,7 @@ impl Each {
         let places = self.places.lock().unwrap().remove(&job);
         for place in places.into_iter().flatten() {
             self.inbox
-                .tell(self.token, End::JobOfMany(place, told.clone()));
+                .tell(self.token, CallEnd::JobOfMany(place, told.clone()));
         }
     }
 }
@@ -217,30 +217,31 @@ impl ValueSink for Each {
     }
 
     fn pending(&self, key: Key) {
-        self.in_reach.store(true, Ordering::Relaxed);
+        self.is_reachable.store(true, Ordering::Relaxed);
         if self.only_asks {
             self.tell(key, &KeyState::Pending);
         }
     }
 
     fn reachable(&self, reachable: bool) {
-        self.in_reach.fetch_and(reachable, Ordering::Relaxed);
+        self.is_reachable.fetch_and(reachable, Ordering::Relaxed);
     }
 
     fn failed(&self, error: DriverError) {
-        self.inbox.end(self.token, Err(Failure::of_question(error)));
+        self.inbox
+            .end(self.token, Err(ClientError::of_query(error)));
     }
 
     fn timed_out(&self, trouble: Option<String>) {
-        let failure = match self.in_reach.load(Ordering::Relaxed) {
-            true => Failure::still_pending(),
-            false => Failure::unanswered(trouble),
+        let failure = match self.is_reachable.load(Ordering::Relaxed) {
+            true => ClientError::still_pending(),
+            false => ClientError::unanswered(trouble),
         };
         self.inbox.end(self.token, Err(failure));
     }
 
     fn refused(&self, refused: RefusedWait) {
-        let failure = Failure::of_refused_wait(&refused);
+        let failure = ClientError::of_refused_wait(&refused);
         self.inbox.end(self.token, Err(failure));
     }
 }

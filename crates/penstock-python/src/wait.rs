@@ -12,12 +12,12 @@ use crate::loan::{Loan, SHORT, check_interrupts};
 pub(crate) const SLICE: Duration = Duration::from_millis(50);
 
 /// Holder of one value that another thread delivers.
-pub(crate) struct Slot<T> {
+pub(crate) struct ValueSlot<T> {
     value: Mutex<Option<T>>,
     filled: Condvar,
 }
 
-impl<T: Send + 'static> Slot<T> {
+impl<T: Send + 'static> ValueSlot<T> {
     pub(crate) fn new() -> Arc<Self> {
         Arc::new(Self {
             value: Mutex::new(None),

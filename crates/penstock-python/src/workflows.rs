@@ -4,7 +4,7 @@ use penstock_drawing::{DrawnStep, DrawnWorkflow, fields};
 use penstock_message::{MessageId, WorkflowState, WorkflowsPage, WorkflowsQuery};
 use pyo3::prelude::*;
 
-use crate::errors::Failure;
+use crate::errors::ClientError;
 
 pub(crate) fn query(
     state: Option<&str>,
@@ -14,7 +14,7 @@ pub(crate) fn query(
     let state = state.map(|wanted| {
         let mut all = WorkflowState::ALL.into_iter();
         let found = all.find(|state| state.name() == wanted);
-        found.ok_or_else(|| Failure::invalid(format!("a workflow has no state {wanted:?}")))
+        found.ok_or_else(|| ClientError::invalid(format!("a workflow has no state {wanted:?}")))
     });
     Ok(WorkflowsQuery {
         state: state.transpose()?,
@@ -52,11 +52,11 @@ pub(crate) fn status(page: &WorkflowsPage) -> Option<String> {
 pub(crate) fn draw_workflow(status: &str, how: &str) -> PyResult<String> {
     let workflow = DrawnWorkflow::from_json(status);
     let workflow =
-        workflow.ok_or_else(|| Failure::invalid("the status of the workflow is incomplete"))?;
+        workflow.ok_or_else(|| ClientError::invalid("the status of the workflow is incomplete"))?;
     match how {
         "tree" => Ok(workflow.tree()),
         "dot" => Ok(workflow.dot()),
         "svg" => Ok(workflow.svg()),
-        _ => Err(Failure::invalid("draw a workflow as \"tree\", \"dot\" or \"svg\"").into()),
+        _ => Err(ClientError::invalid("draw a workflow as \"tree\", \"dot\" or \"svg\"").into()),
     }
 }

@@ -51,7 +51,7 @@ pub trait Client {
     fn is_idle(&self) -> bool;
 
     /// Takes the bytes that it has written.
-    fn take_out(&mut self, time: Time) -> BytesMut;
+    fn next_bytes(&mut self, time: Time) -> BytesMut;
 
     fn drop_habit(&mut self, name: &str);
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use penstock_driver::encoded::Encoded;
-use penstock_driver::session::{Session, SessionConfig};
+use penstock_driver::session::{ClientSession, SessionConfig};
 use penstock_driver::{DeliverySink, DriverError, ValueSink};
 use penstock_jobs::{DeliveryHead, Outcome, blame, lost, runs_alone, settle};
 use penstock_journal::sim::Rng;
@@ -43,7 +43,7 @@ pub struct Process {
     /// Time of the steady clock at `base`; the session wants instants.
     began_ms: u64,
     base: Instant,
-    session: Session,
+    session: ClientSession,
     decoder: Decoder<ToClient>,
     author: Author,
     calls: Arc<Mutex<Calls>>,
@@ -108,7 +108,7 @@ impl Process {
             is_connected: false,
             began_ms: now.steady,
             base,
-            session: Session::new(config, base),
+            session: ClientSession::new(config, base),
             decoder: Decoder::new(MAX_FRAME_BYTES),
             author: Author::new(habits),
             calls: Arc::default(),
@@ -148,7 +148,7 @@ impl Process {
             let mut calls = lock(&calls);
             calls.open -= 1;
             match receipts {
-                Err(error) if !error.may_pass() => calls.hopeless = Some(error),
+                Err(error) if !error.is_transient() => calls.hopeless = Some(error),
                 Ok(_) | Err(_) => {}
             }
         });
@@ -298,14 +298,14 @@ impl Client for Process {
             && lock(&self.watcher.0).is_empty()
     }
 
-    fn take_out(&mut self, time: Time) -> BytesMut {
+    fn next_bytes(&mut self, time: Time) -> BytesMut {
         if !self.is_connected || self.is_dead {
             return BytesMut::new();
         }
         let now = self.instant(time);
         let mut out = BytesMut::new();
         loop {
-            let more = self.session.take_out(now);
+            let more = self.session.next_bytes(now);
             if more.is_empty() {
                 return out;
             }
@@ -425,7 +425,13 @@ impl Worker {
         ends.chain(looks.then_some(self.looks_at_ms)).min()
     }
 
-    fn turn(&mut self, session: &mut Session, author: &mut Author, rng: &mut Rng, time: Time) {
+    fn turn(
+        &mut self,
+        session: &mut ClientSession,
+        author: &mut Author,
+        rng: &mut Rng,
+        time: Time,
+    ) {
         self.read_news(time);
         self.run_children(author, rng, time);
         if self.looks_at_ms <= time.steady {
@@ -470,7 +476,7 @@ impl Worker {
     }
 
     /// Asks for as many jobs as there are idle slots of each kind.
-    fn ask(&mut self, session: &mut Session) {
+    fn ask(&mut self, session: &mut ClientSession) {
         for number in 0..self.pools.len() {
             if let Some(alone) = self.pools[number].alone {
                 let waiting = self.pools[alone].policy.waiting();
@@ -559,7 +565,7 @@ impl Worker {
     }
 
     /// Takes jobs back that wait behind a long one, and hands back those that are too many here.
-    fn look(&mut self, session: &mut Session, time: Time) {
+    fn look(&mut self, session: &mut ClientSession, time: Time) {
         self.looks_at_ms = time.steady + TICK_MS;
         for number in 0..self.pools.len() {
             let pool = &mut self.pools[number];
@@ -582,7 +588,7 @@ impl Worker {
         }
     }
 
-    fn commit(&mut self, session: &mut Session) {
+    fn commit(&mut self, session: &mut ClientSession) {
         if self.settled.is_empty() {
             return;
         }

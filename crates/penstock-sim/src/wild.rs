@@ -408,7 +408,7 @@ impl Client for Wild {
         self.stage == Stage::Open && self.unconfirmed.is_empty() && self.work.is_empty()
     }
 
-    fn take_out(&mut self, time: Time) -> BytesMut {
+    fn next_bytes(&mut self, time: Time) -> BytesMut {
         if !self.out.is_empty() {
             self.said_at_ms = time.steady;
         }

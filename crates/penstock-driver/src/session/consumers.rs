@@ -9,27 +9,27 @@ use penstock_wire::proto;
 use crate::DeliverySink;
 
 #[derive(Default)]
-pub(super) struct Consumers {
-    by_number: BTreeMap<u32, Consumer>,
+pub(super) struct ClientConsumers {
+    by_number: BTreeMap<u32, ClientConsumer>,
     /// Whether all consumers were stopped for good, so that the next broker need not know them.
     are_over: bool,
 }
 
-struct Consumer {
+struct ClientConsumer {
     sink: Arc<dyn DeliverySink>,
     /// State that the next connection must send.
-    wish: Consume,
+    wanted: Consume,
     /// Credit that the broker has not used for deliveries.
     credit: u32,
     /// Part of the credit that the broker has not received.
     unsent_credit: u32,
     /// Whether the broker lacks changes of the app, queues and tasks.
-    wish_changed: bool,
+    wanted_changed: bool,
     stopped: bool,
     changed: bool,
 }
 
-impl Consumer {
+impl ClientConsumer {
     fn stop(&mut self) {
         self.credit = 0;
         self.unsent_credit = 0;
@@ -38,7 +38,7 @@ impl Consumer {
     }
 }
 
-impl Consumers {
+impl ClientConsumers {
     pub(super) fn is_empty(&self) -> bool {
         self.by_number.is_empty()
     }
@@ -49,37 +49,37 @@ impl Consumers {
         let consumer = self
             .by_number
             .entry(consume.consumer)
-            .or_insert_with(|| Consumer {
+            .or_insert_with(|| ClientConsumer {
                 sink: Arc::clone(&sink),
-                wish: Consume {
+                wanted: Consume {
                     consumer: consume.consumer,
                     ..Consume::default()
                 },
                 credit: 0,
                 unsent_credit: 0,
-                wish_changed: true,
+                wanted_changed: true,
                 stopped: false,
                 changed: false,
             });
         consumer.sink = sink;
-        let wish = &mut consumer.wish;
-        if !consume.app.is_empty() && consume.app != wish.app {
-            wish.app = consume.app;
-            consumer.wish_changed = true;
+        let wanted = &mut consumer.wanted;
+        if !consume.app.is_empty() && consume.app != wanted.app {
+            wanted.app = consume.app;
+            consumer.wanted_changed = true;
         }
-        if !consume.queues.is_empty() && consume.queues != wish.queues {
-            wish.queues = consume.queues;
-            consumer.wish_changed = true;
+        if !consume.queues.is_empty() && consume.queues != wanted.queues {
+            wanted.queues = consume.queues;
+            consumer.wanted_changed = true;
         }
-        if consume.tasks != TaskSelection::Same && consume.tasks != wish.tasks {
-            wish.tasks = consume.tasks;
-            consumer.wish_changed = true;
+        if consume.tasks != TaskSelection::Same && consume.tasks != wanted.tasks {
+            wanted.tasks = consume.tasks;
+            consumer.wanted_changed = true;
         }
         if let Some(held_by) = consume.held_by
-            && wish.held_by.as_ref().is_none_or(|was| *was != held_by)
+            && wanted.held_by.as_ref().is_none_or(|was| *was != held_by)
         {
-            wish.held_by = Some(held_by);
-            consumer.wish_changed = true;
+            wanted.held_by = Some(held_by);
+            consumer.wanted_changed = true;
         }
         consumer.credit += add_credit;
         consumer.unsent_credit += add_credit;
@@ -90,7 +90,7 @@ impl Consumers {
 
     pub(super) fn stop(&mut self) {
         self.are_over = true;
-        self.by_number.values_mut().for_each(Consumer::stop);
+        self.by_number.values_mut().for_each(ClientConsumer::stop);
     }
 
     pub(super) fn stop_one(&mut self, number: u32) {
@@ -106,7 +106,7 @@ impl Consumers {
         }
         for consumer in self.by_number.values_mut() {
             consumer.unsent_credit = consumer.credit;
-            consumer.wish_changed = true;
+            consumer.wanted_changed = true;
             consumer.changed = true;
         }
     }
@@ -118,7 +118,7 @@ impl Consumers {
     ) -> Vec<(Features, Arc<dyn DeliverySink>)> {
         let mut refused = Vec::new();
         self.by_number.retain(|_, consumer| {
-            let missing = Features::of_consumer(&consumer.wish).minus(offered);
+            let missing = Features::of_consumer(&consumer.wanted).minus(offered);
             if !missing.is_empty() {
                 refused.push((missing, Arc::clone(&consumer.sink)));
             }
@@ -131,12 +131,12 @@ impl Consumers {
     pub(super) fn take_changes(&mut self) -> Vec<proto::Consumer> {
         let changed = self.by_number.values_mut();
         let changed = changed.filter(|consumer| consumer.changed);
-        let told = changed.flat_map(|consumer| {
+        let reported = changed.flat_map(|consumer| {
             consumer.changed = false;
-            let number = consumer.wish.consumer;
-            let has_wish = std::mem::take(&mut consumer.wish_changed);
+            let number = consumer.wanted.consumer;
+            let has_wish = std::mem::take(&mut consumer.wanted_changed);
             let mut consume = match has_wish {
-                true => consumer.wish.clone(),
+                true => consumer.wanted.clone(),
                 false => Consume {
                     consumer: number,
                     ..Consume::default()
@@ -149,10 +149,10 @@ impl Consumers {
                 stop: true,
                 ..proto::Consumer::default()
             });
-            let wish = (has_wish || !consumer.stopped).then(|| consume.into());
-            wish.into_iter().chain(stop)
+            let wanted = (has_wish || !consumer.stopped).then(|| consume.into());
+            wanted.into_iter().chain(stop)
         });
-        told.collect()
+        reported.collect()
     }
 
     /// Returns the sink for each run of deliveries to one consumer. Drops deliveries for unknown consumers.

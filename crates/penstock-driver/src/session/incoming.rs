@@ -9,7 +9,9 @@ use penstock_message::{
 use penstock_wire::{convert, encode_frame, proto};
 
 use super::outgoing::refused;
-use super::{APPLIED, Call, CallDone, CallId, Event, Link, LinkEnd, PendingTx, Session};
+use super::{
+    APPLIED, Call, CallDone, CallId, ClientSession, LinkEnd, LinkState, PendingTx, SessionEvent,
+};
 use crate::ErrorKind;
 use crate::encoded::Encoded;
 
@@ -18,14 +20,14 @@ const OUR_VERSION: &str = env!("CARGO_PKG_VERSION");
 /// Id of the query that stops an older broker. Other calls are numbered from 1.
 const TAKE_OVER: u64 = 0;
 
-impl Session {
+impl ClientSession {
     /// Handles the welcome, which answers the hello. It is in the highest version that both sides speak, or in
     /// the broker's own if it knows no better.
     pub(super) fn welcomed(&mut self, welcome: proto::Welcome) -> Result<(), LinkEnd> {
         if welcome.protocol_version > self.config.versions.highest {
             return Err(self.no_common_version(&welcome));
         }
-        self.account_for_window(&welcome);
+        self.resolve_window(&welcome);
         let is_older = welcome.protocol_version < self.config.versions.highest;
         if is_older && self.config.takes_over {
             self.take_over(welcome);
@@ -51,7 +53,7 @@ impl Session {
             ..Default::default()
         };
         encode_frame(&frame, &mut self.out);
-        self.link = Link::TakingOver(Box::new(welcome));
+        self.link = LinkState::TakingOver(Box::new(welcome));
     }
 
     /// Handles the answer of an older broker: either it stops now, or it is used as it is.
@@ -105,7 +107,7 @@ impl Session {
         if is_too_old && !self.asks_only_to_stop() {
             return Err(self.no_common_version(&welcome));
         }
-        self.link = Link::Up;
+        self.link = LinkState::Up;
         self.up_since = self.last_received;
         self.stopped = false;
         self.takes_over = false;
@@ -123,7 +125,7 @@ impl Session {
     }
 
     /// Resolves sent and unconfirmed transactions by the broker's welcome.
-    fn account_for_window(&mut self, welcome: &proto::Welcome) {
+    fn resolve_window(&mut self, welcome: &proto::Welcome) {
         if welcome.forgotten {
             while !self.window.is_empty() {
                 self.pop_confirmed(Receipt::Unknown);
@@ -148,7 +150,7 @@ impl Session {
             let pending = &mut self.window[index];
             // Its number is taken, so it is sent without operations.
             pending.tx = Encoded::nothing();
-            if !std::mem::replace(&mut pending.told, true) {
+            if !std::mem::replace(&mut pending.reported, true) {
                 let (call, index) = (pending.call, pending.index);
                 self.settle(call, index, refused);
             }
@@ -159,7 +161,7 @@ impl Session {
         self.watch_all_again();
         for watch in self.watches.values() {
             self.events
-                .push_back(Event::Reachable(Arc::clone(&watch.sink), true));
+                .push_back(SessionEvent::Reachable(Arc::clone(&watch.sink), true));
         }
         self.unsent_queries = self
             .calls
@@ -172,7 +174,8 @@ impl Session {
         self.consumers.begin_connection();
         let kept: Vec<Lease> = convert::all(welcome.leases)?;
         for sink in self.consumers.sinks() {
-            self.events.push_back(Event::LeasesKept(sink, kept.clone()));
+            self.events
+                .push_back(SessionEvent::LeasesKept(sink, kept.clone()));
         }
         Ok(())
     }
@@ -188,7 +191,7 @@ impl Session {
             }) = self.remove_call(id)
             {
                 let known = Arc::clone(&self.capabilities);
-                self.events.push_back(Event::Probed(done, Ok(known)));
+                self.events.push_back(SessionEvent::Probed(done, Ok(known)));
             }
         }
     }
@@ -202,9 +205,9 @@ impl Session {
         }
         for seq in confirm.early {
             if let Some(pending) = self.in_window(seq)
-                && !pending.told
+                && !pending.reported
             {
-                pending.told = true;
+                pending.reported = true;
                 let (call, index) = (pending.call, pending.index);
                 let receipt = pending.receipt.clone().unwrap_or(APPLIED);
                 self.settle(call, index, receipt);
@@ -232,7 +235,7 @@ impl Session {
             (0, _) => (0, 0),
             (index, part) => (index - 1, part),
         };
-        if !pending.told {
+        if !pending.reported {
             let receipt = pending.receipt.unwrap_or(otherwise);
             self.settle(pending.call, pending.index, receipt);
         }
@@ -256,7 +259,8 @@ impl Session {
             && let Some(call) = self.remove_call(id)
             && let CallDone::Commit { done, receipts, .. } = call.done
         {
-            self.events.push_back(Event::Committed(done, Ok(receipts)));
+            self.events
+                .push_back(SessionEvent::Committed(done, Ok(receipts)));
         }
     }
 
@@ -271,19 +275,22 @@ impl Session {
         if let Some(call) = self.remove_call(id)
             && let CallDone::Query { done, .. } = call.done
         {
-            self.events.push_back(Event::Answered(done, Ok(answer)));
+            self.events
+                .push_back(SessionEvent::Answered(done, Ok(answer)));
         }
     }
 
     pub(super) fn delivered(&mut self, deliveries: Vec<Delivery>) {
         for (sink, deliveries) in self.consumers.deliver(deliveries) {
-            self.events.push_back(Event::Deliver(sink, deliveries));
+            self.events
+                .push_back(SessionEvent::Deliver(sink, deliveries));
         }
     }
 
     pub(super) fn asked_to_cancel(&mut self, orders: &[CancelOrder]) {
         for sink in self.consumers.sinks() {
-            self.events.push_back(Event::Cancel(sink, orders.to_vec()));
+            self.events
+                .push_back(SessionEvent::Cancel(sink, orders.to_vec()));
         }
     }
 
@@ -294,31 +301,31 @@ impl Session {
         };
         self.asks.extend(asks.iter().map(|ask| ask.id));
         let asks = asks.into_iter().map(Into::into).collect();
-        self.events.push_back(Event::Asked(sink, asks));
+        self.events.push_back(SessionEvent::Asked(sink, asks));
     }
 
     pub(super) fn value(&mut self, key: Key, state: KeyState) {
         let pending = state == KeyState::Pending;
-        let told = match pending {
+        let reported = match pending {
             true => self.watchers.get(&key).cloned(),
             false => self.watchers.remove(&key),
         };
         let mut peeked = Vec::new();
-        for id in told.into_iter().flatten() {
+        for id in reported.into_iter().flatten() {
             let Some(watch) = self.watches.get_mut(&id) else {
                 continue;
             };
             let sink = Arc::clone(&watch.sink);
             self.events
-                .push_back(Event::Value(sink, key.clone(), state.clone()));
+                .push_back(SessionEvent::Value(sink, key.clone(), state.clone()));
             if pending && !watch.peeks {
                 continue;
             }
             if pending {
                 peeked.push(id);
             }
-            watch.untold -= 1;
-            if watch.untold == 0 {
+            watch.unreported -= 1;
+            if watch.unreported == 0 {
                 self.remove_watch(id);
             }
         }
@@ -329,14 +336,15 @@ impl Session {
 
     /// Ends the waits of a job for a key; other watchers of the key continue.
     pub(super) fn wait_refused(&mut self, refused: &RefusedWait) {
-        let told = self.watchers.get(&refused.key).cloned();
-        for id in told.into_iter().flatten() {
+        let reported = self.watchers.get(&refused.key).cloned();
+        for id in reported.into_iter().flatten() {
             let watch = self.watches.get(&id);
             let Some(watch) = watch.filter(|watch| watch.waiter == Some(refused.waiter)) else {
                 continue;
             };
             let sink = Arc::clone(&watch.sink);
-            self.events.push_back(Event::Refused(sink, refused.clone()));
+            self.events
+                .push_back(SessionEvent::Refused(sink, refused.clone()));
             self.unwatch(id);
         }
     }

@@ -9,7 +9,7 @@ use penstock_message::{
 use penstock_wire::{Addition, MAX_TRANSACTION_BYTES, Within, encode_frame, proto};
 use prost::Message as _;
 
-use super::{Call, CallDone, Event, PendingTx, Session};
+use super::{Call, CallDone, ClientSession, PendingTx, SessionEvent};
 use crate::encoded::{Encoded, EncodedCommit, EncodedCommits, FRAME_TARGET_BYTES, Form};
 use crate::{DriverError, ErrorKind};
 
@@ -23,7 +23,7 @@ const KEYS_A_FRAME: usize = 16 << 10;
 /// Bytes around one part in its frame.
 const FRAME_OVERHEAD_BYTES: usize = 64;
 
-impl Session {
+impl ClientSession {
     pub(super) fn last_seq(&self) -> u64 {
         self.window_first_seq + self.window.len() as u64 - 1
     }
@@ -153,7 +153,7 @@ impl Session {
         for (id, missing) in refused {
             let sink = Arc::clone(&self.watches[&id].sink);
             let error = self.not_offered(missing).into();
-            self.events.push_back(Event::Failed(sink, error));
+            self.events.push_back(SessionEvent::Failed(sink, error));
             self.unwatch(id);
         }
         // The broker was never asked for these keys.
@@ -244,7 +244,7 @@ impl Session {
         }
         for (missing, sink) in self.consumers.refuse_beyond(self.offered) {
             let missing = missing.first().map(|missing| self.not_offered(missing));
-            let failed = missing.map(|lacking| Event::ConsumerFailed(sink, lacking.into()));
+            let failed = missing.map(|lacking| SessionEvent::ConsumerFailed(sink, lacking.into()));
             self.events.extend(failed);
         }
         frame.consumers = self.consumers.take_changes();

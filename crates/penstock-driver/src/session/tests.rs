@@ -14,8 +14,8 @@ mod capabilities;
 mod versions;
 
 /// Session whose peer is the test. Its frames, and the outcomes of its calls, are recorded as text.
-struct Bench {
-    session: Session,
+struct SessionBench {
+    session: ClientSession,
     start: Instant,
     now: Instant,
     log: Arc<Mutex<Vec<String>>>,
@@ -24,7 +24,7 @@ struct Bench {
 
 const HEARTBEAT_MS: u64 = 15_000;
 
-impl Bench {
+impl SessionBench {
     fn new() -> Self {
         Self::of_versions(Versions::TODAY, false)
     }
@@ -42,7 +42,7 @@ impl Bench {
             takes_over,
         };
         Self {
-            session: Session::new(config, now),
+            session: ClientSession::new(config, now),
             start: now,
             now,
             log: Arc::default(),
@@ -216,7 +216,7 @@ impl Bench {
     fn sent(&mut self) -> String {
         let mut decoder = Decoder::<proto::ToBroker>::new(MAX_FRAME_BYTES);
         loop {
-            let out = self.session.take_out(self.now);
+            let out = self.session.next_bytes(self.now);
             if out.is_empty() {
                 break;
             }
@@ -447,7 +447,7 @@ fn purge(name_bytes: usize) -> Op {
 
 #[test]
 fn transactions_are_numbered_when_they_leave_and_confirmed_cumulatively() {
-    let mut bench = Bench::new();
+    let mut bench = SessionBench::new();
     bench.commit("a", None);
     bench.commit_txs(
         "b",
@@ -474,7 +474,7 @@ fn transactions_are_numbered_when_they_leave_and_confirmed_cumulatively() {
 
 #[test]
 fn what_asks_for_less_durability_may_be_confirmed_before_its_turn_and_only_once() {
-    let mut bench = Bench::connected();
+    let mut bench = SessionBench::connected();
     bench.commit("disk", None);
     bench.commit_txs("none", vec![Tx::default()], Durability::None, None);
     assert_eq!(bench.sent(), "commit 1-1 0 ops; commit 2-2 0 ops");
@@ -486,7 +486,7 @@ fn what_asks_for_less_durability_may_be_confirmed_before_its_turn_and_only_once(
 
 #[test]
 fn after_a_reconnect_the_window_is_sent_again_from_what_the_broker_has() {
-    let mut bench = Bench::connected();
+    let mut bench = SessionBench::connected();
     for name in ["a", "b", "c"] {
         bench.commit(name, None);
     }
@@ -502,7 +502,7 @@ fn after_a_reconnect_the_window_is_sent_again_from_what_the_broker_has() {
 
 #[test]
 fn a_forgotten_session_tells_unknown_and_goes_on_with_the_next_number() {
-    let mut bench = Bench::connected();
+    let mut bench = SessionBench::connected();
     bench.commit("sent", None);
     bench.sent();
     bench.session.disconnected("test");
@@ -523,7 +523,7 @@ fn a_forgotten_session_tells_unknown_and_goes_on_with_the_next_number() {
 /// commits that no broker had were reported as `Unknown`, though sending them again was safe.
 #[test]
 fn a_session_of_which_nothing_was_confirmed_starts_over() {
-    let mut bench = Bench::connected();
+    let mut bench = SessionBench::connected();
     bench.commit("a", None);
     bench.commit("b", None);
     assert_eq!(bench.sent(), "commit 1-2 0 ops");
@@ -542,7 +542,7 @@ fn a_session_of_which_nothing_was_confirmed_starts_over() {
 
 #[test]
 fn a_deadline_says_whether_it_was_sent_and_what_was_not_sent_stays_unsent() {
-    let mut bench = Bench::connected();
+    let mut bench = SessionBench::connected();
     bench.commit_txs(
         "sent",
         vec![purge(1).into_tx()],
@@ -571,7 +571,7 @@ fn a_deadline_says_whether_it_was_sent_and_what_was_not_sent_stays_unsent() {
 
 #[test]
 fn so_many_are_in_flight_and_no_more() {
-    let mut bench = Bench::connected();
+    let mut bench = SessionBench::connected();
     for _ in 0..MAX_IN_FLIGHT + 10 {
         bench.commit("", None);
     }
@@ -585,7 +585,7 @@ fn so_many_are_in_flight_and_no_more() {
 
 #[test]
 fn a_large_transaction_leaves_in_parts_and_again_from_the_first_after_a_reconnect() {
-    let mut bench = Bench::connected();
+    let mut bench = SessionBench::connected();
     let large = Tx::from(vec![purge(FRAME_TARGET_BYTES / 2); 5]);
     bench.commit("before", None);
     bench.commit_txs("large", vec![large], Durability::Disk, None);
@@ -608,7 +608,7 @@ fn a_large_transaction_leaves_in_parts_and_again_from_the_first_after_a_reconnec
 
 #[test]
 fn what_no_frame_can_hold_is_refused_here_and_the_next_goes_on() {
-    let mut bench = Bench::connected();
+    let mut bench = SessionBench::connected();
     bench.commit_txs(
         "huge",
         vec![purge(MAX_FRAME_BYTES).into_tx()],
@@ -622,7 +622,7 @@ fn what_no_frame_can_hold_is_refused_here_and_the_next_goes_on() {
 
 #[test]
 fn a_watch_tells_each_key_once_through_reconnects() {
-    let mut bench = Bench::connected();
+    let mut bench = SessionBench::connected();
     bench.watch("w", &["a", "b"], None);
     assert_eq!(bench.sent(), "watch a b");
     bench.tell("a", KeyState::Pending);
@@ -641,7 +641,7 @@ fn a_watch_tells_each_key_once_through_reconnects() {
 
 #[test]
 fn two_may_watch_one_key_and_the_last_to_leave_takes_the_watch_along() {
-    let mut bench = Bench::connected();
+    let mut bench = SessionBench::connected();
     let first = bench.watch("first", &["a"], None);
     let second = bench.watch("second", &["a"], None);
     assert_eq!(bench.sent(), "watch a a");
@@ -662,7 +662,7 @@ fn two_may_watch_one_key_and_the_last_to_leave_takes_the_watch_along() {
 
 #[test]
 fn a_wait_inside_a_job_names_it_and_again_after_a_reconnect() {
-    let mut bench = Bench::connected();
+    let mut bench = SessionBench::connected();
     bench.watch("plain", &["a"], None);
     bench.wait_inside("j", "inside", &["a", "b"]);
     assert_eq!(bench.sent(), "watch a; watch a b in j");
@@ -677,7 +677,7 @@ fn a_wait_inside_a_job_names_it_and_again_after_a_reconnect() {
 
 #[test]
 fn a_job_that_stops_waiting_takes_nothing_from_others_that_watch_the_same() {
-    let mut bench = Bench::connected();
+    let mut bench = SessionBench::connected();
     let first = bench.wait_inside("j", "first", &["a"]);
     bench.wait_inside("k", "second", &["a"]);
     let third = bench.wait_inside("j", "third", &["a"]);
@@ -698,7 +698,7 @@ fn a_job_that_stops_waiting_takes_nothing_from_others_that_watch_the_same() {
 
 #[test]
 fn a_refusal_ends_the_waits_of_its_job_alone() {
-    let mut bench = Bench::connected();
+    let mut bench = SessionBench::connected();
     bench.wait_inside("j", "refused", &["a", "b"]);
     bench.wait_inside("k", "other", &["a"]);
     bench.sent();
@@ -712,7 +712,7 @@ fn a_refusal_ends_the_waits_of_its_job_alone() {
 
 #[test]
 fn a_peek_is_over_once_it_is_known_that_a_key_is_pending() {
-    let mut bench = Bench::connected();
+    let mut bench = SessionBench::connected();
     bench.watch("peek", &["a", "b"], None);
     assert_eq!(bench.sent(), "watch a b");
     bench.tell("a", KeyState::Pending);
@@ -720,7 +720,7 @@ fn a_peek_is_over_once_it_is_known_that_a_key_is_pending() {
     bench.tell("b", present("two"));
     bench.tell("a", present("one"));
     assert_eq!(bench.heard(), "peek: a pending; peek: b two");
-    assert!(!bench.session.wants_link());
+    assert!(!bench.session.wants_connection());
     // Peeking takes nothing from a watcher that waits to the end.
     bench.watch("w", &["a"], None);
     bench.watch("peek", &["a"], None);
@@ -731,7 +731,7 @@ fn a_peek_is_over_once_it_is_known_that_a_key_is_pending() {
 
 #[test]
 fn a_watch_ends_at_its_deadline() {
-    let mut bench = Bench::connected();
+    let mut bench = SessionBench::connected();
     bench.watch("w", &["a"], Some(100));
     assert_eq!(bench.sent(), "watch a");
     assert_eq!(
@@ -745,13 +745,13 @@ fn a_watch_ends_at_its_deadline() {
 
 #[test]
 fn credit_adds_up_and_is_restored_without_what_has_arrived() {
-    let mut bench = Bench::connected();
+    let mut bench = SessionBench::connected();
     let sink = Arc::new(LoggingSink {
         name: "worker",
         keys: HashMap::new(),
         log: Arc::clone(&bench.log),
     });
-    let consume = |bench: &mut Bench, credit| {
+    let consume = |bench: &mut SessionBench, credit| {
         let sink = Arc::clone(&sink) as Arc<dyn DeliverySink>;
         bench.session.consume(takes("mail", credit), sink);
     };
@@ -816,7 +816,7 @@ fn credit_adds_up_and_is_restored_without_what_has_arrived() {
 /// A question's number is only valid on its own connection: on the next, another question may have it.
 #[test]
 fn a_question_is_answered_once_and_on_the_connection_that_it_came_on() {
-    let mut bench = Bench::connected();
+    let mut bench = SessionBench::connected();
     let sink: Arc<dyn DeliverySink> = Arc::new(LoggingSink {
         name: "worker",
         keys: HashMap::new(),
@@ -824,7 +824,7 @@ fn a_question_is_answered_once_and_on_the_connection_that_it_came_on() {
     });
     bench.session.consume(takes("mail", 1), sink);
     assert_eq!(bench.sent(), "consume mail +1");
-    let ask = |bench: &mut Bench, id, question| {
+    let ask = |bench: &mut SessionBench, id, question| {
         bench.hear(proto::ToClient {
             asks: vec![proto::Ask {
                 id,
@@ -833,7 +833,7 @@ fn a_question_is_answered_once_and_on_the_connection_that_it_came_on() {
             ..Default::default()
         });
     };
-    let reply = |bench: &mut Bench, id, text| {
+    let reply = |bench: &mut SessionBench, id, text| {
         bench.session.reply(id, Bytes::from_static(text));
         bench.sent()
     };
@@ -857,14 +857,14 @@ fn only_the_latest_progress_is_sent_and_before_what_settles_its_job() {
         epoch: 1,
         grant,
     };
-    let tell = |bench: &mut Bench, grant, text: &'static str| {
+    let tell = |bench: &mut SessionBench, grant, text: &'static str| {
         let body = Bytes::from_static(text.as_bytes());
         bench.session.progress(Progress {
             lease: lease(grant),
             body,
         });
     };
-    let mut bench = Bench::new();
+    let mut bench = SessionBench::new();
     bench.connect(0);
     bench.sent();
     bench.commit("ack", None);
@@ -880,7 +880,7 @@ fn only_the_latest_progress_is_sent_and_before_what_settles_its_job() {
     // A broker that keeps no progress is sent none.
     let mut capabilities = native::on_disk().clone();
     capabilities.progress = false;
-    let mut bench = Bench::new();
+    let mut bench = SessionBench::new();
     bench.connect_to(&capabilities);
     bench.sent();
     tell(&mut bench, 1, "one");
@@ -889,7 +889,7 @@ fn only_the_latest_progress_is_sent_and_before_what_settles_its_job() {
 
 #[test]
 fn leases_without_room_in_the_first_hello_follow_in_a_second() {
-    let mut bench = Bench::new();
+    let mut bench = SessionBench::new();
     let lease = Lease {
         message: MessageId([0xff; 16]),
         epoch: u32::MAX,
@@ -898,7 +898,7 @@ fn leases_without_room_in_the_first_hello_follow_in_a_second() {
     bench
         .session
         .connected(bench.now, vec![lease; HELLO_LEASES + 2]);
-    let mut out = bench.session.take_out(bench.now);
+    let mut out = bench.session.next_bytes(bench.now);
     let first_frame = 4 + u32::from_le_bytes(*out.first_chunk().unwrap()) as usize;
     assert!(first_frame <= penstock_wire::MAX_HELLO_BYTES);
     let mut decoder = Decoder::<proto::ToBroker>::new(MAX_FRAME_BYTES);
@@ -912,7 +912,7 @@ fn leases_without_room_in_the_first_hello_follow_in_a_second() {
 
 #[test]
 fn silence_asks_for_a_sign_of_life_and_then_ends_the_connection() {
-    let mut bench = Bench::connected();
+    let mut bench = SessionBench::connected();
     bench.at(4_999).unwrap();
     assert_eq!(bench.sent(), "");
     bench.at(5_000).unwrap();
@@ -928,7 +928,7 @@ fn silence_asks_for_a_sign_of_life_and_then_ends_the_connection() {
 #[test]
 fn each_way_to_be_turned_away_says_what_to_do() {
     let check = |why: proto::close::Why, text: &str, expected: &str| {
-        let mut bench = Bench::connected();
+        let mut bench = SessionBench::connected();
         let close = proto::Close {
             why: why.into(),
             text: text.into(),
@@ -962,7 +962,7 @@ fn each_way_to_be_turned_away_says_what_to_do() {
 /// A worker with a queue name that every broker refuses used to reconnect forever, without reporting it.
 #[test]
 fn a_refusal_that_would_repeat_for_ever_ends_the_client() {
-    let refused = |bench: &mut Bench, why: proto::close::Why, text: &str| {
+    let refused = |bench: &mut SessionBench, why: proto::close::Why, text: &str| {
         let close = proto::Close {
             why: why.into(),
             text: text.into(),
@@ -988,14 +988,14 @@ fn a_refusal_that_would_repeat_for_ever_ends_the_client() {
         ),
         (Fenced, "replaced this one at unix:test"),
     ] {
-        let mut bench = Bench::connected();
+        let mut bench = SessionBench::connected();
         assert_eq!(refused(&mut bench, why, "too long"), "lost");
         bench.connect(0);
         let end = refused(&mut bench, why, "too long");
         assert!(end.contains(expected), "{end}");
     }
 
-    let mut bench = Bench::connected();
+    let mut bench = SessionBench::connected();
     assert_eq!(refused(&mut bench, Protocol, "too long"), "lost");
     bench.connect(0);
     assert_eq!(refused(&mut bench, Protocol, "too short"), "lost");
@@ -1018,7 +1018,7 @@ fn a_refusal_that_would_repeat_for_ever_ends_the_client() {
 
 #[test]
 fn a_hopeless_broker_ends_all_calls_at_once_and_tells_watchers() {
-    let mut bench = Bench::new();
+    let mut bench = SessionBench::new();
     bench.commit("a", Some(1_000));
     bench.watch("w", &["k"], Some(1_000));
     bench.session.fail_all(&DriverError::closed());
@@ -1042,9 +1042,9 @@ fn every_error_that_ends_a_call_says_whether_it_was_sent() {
         ErrorKind::Unauthorized,
         ErrorKind::Invalid,
     ] {
-        let mut bench = Bench::connected();
+        let mut bench = SessionBench::connected();
         bench.commit("sent", Some(1_000));
-        bench.session.take_out(bench.now);
+        bench.session.next_bytes(bench.now);
         bench.commit("waiting", Some(1_000));
         bench.session.fail_all(&DriverError::new(kind, "over"));
         assert_eq!(bench.heard(), "sent: over (maybe accepted); waiting: over");
@@ -1054,7 +1054,7 @@ fn every_error_that_ends_a_call_says_whether_it_was_sent() {
 /// `penstock broker stop` used to be undone instantly by any connected worker.
 #[test]
 fn a_broker_that_was_stopped_is_started_for_who_asks_and_not_for_who_only_works() {
-    let stopped = |bench: &mut Bench| {
+    let stopped = |bench: &mut SessionBench| {
         let close = proto::Close {
             why: proto::close::Why::Stopping.into(),
             ..Default::default()
@@ -1066,7 +1066,7 @@ fn a_broker_that_was_stopped_is_started_for_who_asks_and_not_for_who_only_works(
         bench.session.handle(bench.now, frame).unwrap_err();
         bench.session.disconnected("stopped");
     };
-    let sink = |bench: &Bench| {
+    let sink = |bench: &SessionBench| {
         Arc::new(LoggingSink {
             name: "worker",
             keys: HashMap::new(),
@@ -1074,47 +1074,47 @@ fn a_broker_that_was_stopped_is_started_for_who_asks_and_not_for_who_only_works(
         })
     };
 
-    let mut worker = Bench::connected();
+    let mut worker = SessionBench::connected();
     let hands = sink(&worker);
     worker.session.consume(takes("mail", 5), hands);
     assert_eq!(
         worker.session.start(false),
-        Start::WhereItWas,
+        BrokerStart::WhereItWas,
         "it may have been killed"
     );
     stopped(&mut worker);
-    assert_eq!(worker.session.start(false), Start::No);
+    assert_eq!(worker.session.start(false), BrokerStart::No);
     worker.commit("outcome", None);
     assert_eq!(
         worker.session.start(false),
-        Start::No,
+        BrokerStart::No,
         "an outcome can wait"
     );
     assert_eq!(
         worker.session.start(true),
-        Start::WhereItWas,
+        BrokerStart::WhereItWas,
         "but not for its worker's end"
     );
     worker.commit("call", Some(1_000));
-    assert_eq!(worker.session.start(false), Start::WhereItWas);
+    assert_eq!(worker.session.start(false), BrokerStart::WhereItWas);
     worker.at(1_000).unwrap();
-    assert_eq!(worker.session.start(false), Start::No);
+    assert_eq!(worker.session.start(false), BrokerStart::No);
     worker.connect(0);
     assert_eq!(
         worker.session.start(false),
-        Start::WhereItWas,
+        BrokerStart::WhereItWas,
         "somebody has started it"
     );
 
-    let mut waiting = Bench::connected();
+    let mut waiting = SessionBench::connected();
     waiting.watch("result", &["k"], None);
     stopped(&mut waiting);
-    assert_eq!(waiting.session.start(false), Start::Anywhere);
+    assert_eq!(waiting.session.start(false), BrokerStart::Anywhere);
 }
 
 #[test]
 fn a_worker_is_told_that_no_broker_can_be_had() {
-    let mut bench = Bench::connected();
+    let mut bench = SessionBench::connected();
     let hands = Arc::new(LoggingSink {
         name: "worker",
         keys: HashMap::new(),
@@ -1157,7 +1157,7 @@ fn keys_are_hashed_with_the_seed_of_the_session() {
         versions: Versions::TODAY,
         takes_over: false,
     };
-    let session = Session::new(config, Instant::now());
+    let session = ClientSession::new(config, Instant::now());
     let seeded = SeededState::new(7);
     assert_eq!(*session.watchers.hasher(), seeded);
     assert_eq!(*session.unsent_unwatched.hasher(), seeded);
@@ -1166,7 +1166,7 @@ fn keys_are_hashed_with_the_seed_of_the_session() {
 /// Each of a worker's consumers has its own tasks and credit, which must be sent again on the next connection.
 #[test]
 fn several_consumers_are_told_of_apart_and_again_after_a_reconnect() {
-    let mut bench = Bench::connected();
+    let mut bench = SessionBench::connected();
     let hands: Arc<dyn DeliverySink> = Arc::new(LoggingSink {
         name: "worker",
         keys: HashMap::new(),
@@ -1240,7 +1240,7 @@ fn takes(queue: &str, add_credit: u32) -> Consume {
 
 #[test]
 fn a_call_that_no_broker_takes_is_refused_before_anything_of_it_is_sent() {
-    let mut bench = Bench::connected();
+    let mut bench = SessionBench::connected();
     let mib = Bytes::from(vec![0; 1 << 20]);
     let call = |mib_count| vec![Form::Parts(vec![mib.clone(); mib_count]).into()];
     bench.commit_encoded("large", call(513), Durability::Disk, None);
@@ -1252,5 +1252,8 @@ fn a_call_that_no_broker_takes_is_refused_before_anything_of_it_is_sent() {
     );
     assert_eq!(bench.session.window.len(), 0);
     bench.commit_encoded("just", call(512), Durability::Disk, None);
-    assert!(!bench.session.take_out(bench.now).is_empty(), "it goes out");
+    assert!(
+        !bench.session.next_bytes(bench.now).is_empty(),
+        "it goes out"
+    );
 }

@@ -11,9 +11,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use penstock_conformance::{
-    Ability, Outcome, SCENARIOS, Scenario, has_wall_clock, is_asked_for, unproven,
+    Ability, SCENARIOS, Scenario, ScenarioOutcome, has_wall_clock, is_asked_for, unproven,
 };
-use penstock_driver::{Dial, DialError, Driver, DriverConfig, Start, native};
+use penstock_driver::{BrokerStart, Dial, DialError, Driver, DriverConfig, native};
 use penstock_message::{Capabilities, Durability, Feature};
 use penstock_wire::native::{in_memory, on_disk};
 use penstock_wire::proto;
@@ -84,7 +84,7 @@ impl Lesser {
     }
 }
 
-impl penstock_conformance::Place for Lesser {
+impl penstock_conformance::TestEngine for Lesser {
     fn capabilities(&self) -> Capabilities {
         self.capabilities.clone()
     }
@@ -147,7 +147,7 @@ impl Carried {
 }
 
 impl Dial for Carried {
-    fn dial(&self, _: Instant, _: Start) -> Result<OwnedFd, DialError> {
+    fn dial(&self, _: Instant, _: BrokerStart) -> Result<OwnedFd, DialError> {
         self.connect()
             .map_err(|error| DialError::Unreachable(error.to_string()))
     }
@@ -174,19 +174,20 @@ fn lacks(feature: Feature, all: &Capabilities, fresh: impl Fn() -> Lesser, kills
         let missing: Vec<Feature> = missing.iter().collect();
         let outcome = scenario.check(&fresh());
         let is_right = match &outcome {
-            Outcome::Passed => missing.is_empty(),
-            Outcome::Refused(named) => missing.contains(named) && is_asked_for(*named),
-            Outcome::NotPromised(named) => missing.contains(named) && !is_asked_for(*named),
-            Outcome::NotShown(Ability::SetWallClock) => !has_wall_clock() || !kills,
-            Outcome::NotShown(_) => !kills,
-            Outcome::Failed(_) => false,
+            ScenarioOutcome::Passed => missing.is_empty(),
+            ScenarioOutcome::Refused(named) => missing.contains(named) && is_asked_for(*named),
+            ScenarioOutcome::NotPromised(named) => missing.contains(named) && !is_asked_for(*named),
+            ScenarioOutcome::NotShown(Ability::SetWallClock) => !has_wall_clock() || !kills,
+            ScenarioOutcome::NotShown(_) => !kills,
+            ScenarioOutcome::Failed(_) => false,
         };
         assert!(
             is_right,
             "without {feature:?}, {}: {outcome}",
             scenario.name
         );
-        refused += usize::from(matches!(outcome, Outcome::Refused(named) if all.offers(named)));
+        refused +=
+            usize::from(matches!(outcome, ScenarioOutcome::Refused(named) if all.offers(named)));
     }
     refused
 }
@@ -381,8 +382,8 @@ fn every_lie_is_caught_by_the_scenario_that_is_meant_for_it() {
         );
         // It need not wait long for an event that never comes.
         match meant.check(&Liar::about(*lie, Duration::from_secs(3))) {
-            Outcome::Failed(why) if why.contains(says) => {}
-            Outcome::NotShown(Ability::SetWallClock) if !has_wall_clock() => {
+            ScenarioOutcome::Failed(why) if why.contains(says) => {}
+            ScenarioOutcome::NotShown(Ability::SetWallClock) if !has_wall_clock() => {
                 eprintln!("skipped: {lie:?} needs faketime (Debian: apt-get install faketime)");
             }
             other => panic!("{lie:?} is a lie, and {}: {other}", meant.name),
@@ -391,7 +392,7 @@ fn every_lie_is_caught_by_the_scenario_that_is_meant_for_it() {
         for other in others.filter(|one| !one.features().iter().any(|feature| feature == *lie)) {
             let outcome = other.check(&Liar::about(*lie, PATIENCE));
             assert!(
-                !matches!(outcome, Outcome::Failed(_)),
+                !matches!(outcome, ScenarioOutcome::Failed(_)),
                 "it has nothing to do with {lie:?}, {}: {outcome}",
                 other.name
             );

@@ -80,9 +80,9 @@ impl Liar {
     }
 }
 
-impl penstock_conformance::Place for Liar {
+impl penstock_conformance::TestEngine for Liar {
     fn capabilities(&self) -> Capabilities {
-        penstock_conformance::Place::capabilities(&self.place)
+        penstock_conformance::TestEngine::capabilities(&self.place)
     }
 
     fn driver(&self) -> Arc<dyn Driver> {

@@ -194,7 +194,7 @@ impl Hindered {
         }
     }
 
-    fn client(&self) -> Client {
+    fn client(&self) -> TestClient {
         client_of(DriverConfig {
             program: Some(self.program.clone()),
             ..self.place.config()

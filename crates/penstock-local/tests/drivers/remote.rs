@@ -14,7 +14,7 @@ const AMPLE: Duration = Duration::from_secs(3);
 
 fn unavailable(outcome: Result<penstock_message::Receipt, DriverError>) -> (String, bool) {
     match outcome {
-        Err(error) if error.may_pass() => (error.reason, error.maybe_accepted),
+        Err(error) if error.is_transient() => (error.reason, error.maybe_accepted),
         other => panic!("{other:?}"),
     }
 }

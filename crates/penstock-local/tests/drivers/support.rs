@@ -7,7 +7,7 @@ use std::time::Duration;
 
 pub use penstock_conformance::words::*;
 use penstock_conformance::{Ability, has_wall_clock, wall_clock};
-pub use penstock_conformance::{Client, PATIENCE};
+pub use penstock_conformance::{PATIENCE, TestClient};
 use penstock_driver::{Driver, DriverConfig};
 use penstock_local::connect;
 use penstock_message::{Capabilities, Query};
@@ -39,7 +39,7 @@ pub struct Place {
     pub directory: TempDir,
     server: Option<Mutex<Child>>,
     /// The only client there can be, where each client has its own broker.
-    only_client: Option<Client>,
+    only_client: Option<TestClient>,
     pub outlives_kills: bool,
 }
 
@@ -97,7 +97,7 @@ impl Place {
     }
 
     /// Connects a new client where possible.
-    pub fn client(&self) -> Client {
+    pub fn client(&self) -> TestClient {
         let only = self.only_client.clone();
         only.unwrap_or_else(|| client_of(self.config()))
     }
@@ -120,7 +120,7 @@ impl Place {
     }
 }
 
-impl penstock_conformance::Place for Place {
+impl penstock_conformance::TestEngine for Place {
     fn capabilities(&self) -> Capabilities {
         match self.outlives_kills {
             true => on_disk().clone(),
@@ -169,7 +169,7 @@ impl Drop for Place {
             // Without the program, no broker is started just to be stopped.
             && let Ok(driver) = connect(DriverConfig::new(&self.url))
         {
-            let client = Client::new(driver);
+            let client = TestClient::new(driver);
             let _ = client.query(Query::Stop);
         }
     }
@@ -202,6 +202,6 @@ pub fn free_port() -> u16 {
     listener.local_addr().unwrap().port()
 }
 
-pub fn client_of(config: DriverConfig) -> Client {
-    Client::new(connect(config).unwrap())
+pub fn client_of(config: DriverConfig) -> TestClient {
+    TestClient::new(connect(config).unwrap())
 }

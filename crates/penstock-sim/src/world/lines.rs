@@ -42,7 +42,7 @@ impl World<'_> {
     pub(super) fn let_speak(&mut self, index: usize) {
         let time = self.time();
         let seat = &mut self.seats[index];
-        let bytes = seat.client.take_out(time);
+        let bytes = seat.client.next_bytes(time);
         let Some(link) = seat.conn.and_then(|conn| self.links.get_mut(&conn)) else {
             return;
         };

@@ -453,7 +453,7 @@ impl Supervisor {
                 }
             }
             Ok(_) => {}
-            Err(error) if error.may_pass() => self.broker_is_missing(&error, now),
+            Err(error) if error.is_transient() => self.broker_is_missing(&error, now),
             Err(error) => {
                 if matches!(self.phase, Phase::Loading | Phase::Serving) {
                     tracing::error!("can't use the broker: {error}");

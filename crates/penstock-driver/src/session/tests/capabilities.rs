@@ -45,7 +45,7 @@ const DELAYING: &str = "delaying a job is not offered by Test 1 at unix:test: do
 
 #[test]
 fn an_operation_that_the_engine_lacks_is_refused_and_others_go() {
-    let mut bench = Bench::new();
+    let mut bench = SessionBench::new();
     bench.connect_to(&lacking(Feature::Delays));
     let (log, deadline) = (Arc::clone(&bench.log), None);
     let done = Box::new(move |outcome: Result<Vec<Receipt>, DriverError>| {
@@ -76,7 +76,7 @@ fn an_operation_that_the_engine_lacks_is_refused_and_others_go() {
 
 #[test]
 fn a_durability_that_the_engine_lacks_is_refused() {
-    let mut bench = Bench::new();
+    let mut bench = SessionBench::new();
     bench.connect_to(&lacking(Feature::OsDurability));
     bench.commit_txs("disk", vec![at_once(1)], Durability::Disk, None);
     bench.commit_txs("none", vec![at_once(2)], Durability::None, None);
@@ -90,7 +90,7 @@ fn a_durability_that_the_engine_lacks_is_refused() {
 
 #[test]
 fn a_question_and_a_consumer_that_the_engine_lacks_are_refused() {
-    let mut bench = Bench::new();
+    let mut bench = SessionBench::new();
     bench.connect_to(&lacking(Feature::Inspection).without(Feature::TasksOfConsumers));
     let log = Arc::clone(&bench.log);
     let done = Box::new(move |answer: Result<Answer, DriverError>| {
@@ -120,7 +120,7 @@ fn a_question_and_a_consumer_that_the_engine_lacks_are_refused() {
 /// An engine may be reconfigured between two connections.
 #[test]
 fn what_was_in_flight_is_refused_where_the_next_engine_lacks_it() {
-    let mut bench = Bench::connected();
+    let mut bench = SessionBench::connected();
     bench.commit_txs("c", vec![delayed(1), at_once(2)], Durability::Disk, None);
     assert_eq!(bench.sent(), "commit 1-2 2 ops");
     bench.session.disconnected("it ended");
@@ -139,8 +139,8 @@ fn what_was_in_flight_is_refused_where_the_next_engine_lacks_it() {
 
 #[test]
 fn a_probe_is_answered_by_the_welcome_or_ends_at_its_deadline() {
-    let mut bench = Bench::new();
-    let probe = |bench: &mut Bench, ms| {
+    let mut bench = SessionBench::new();
+    let probe = |bench: &mut SessionBench, ms| {
         let log = Arc::clone(&bench.log);
         let done = Box::new(move |outcome: Result<Arc<Capabilities>, DriverError>| {
             let text = match outcome {
@@ -172,7 +172,7 @@ fn a_probe_is_answered_by_the_welcome_or_ends_at_its_deadline() {
 #[test]
 fn what_settles_a_job_is_as_durable_as_the_engine_can_and_never_refused_for_it() {
     let settled_at = |capabilities: &Capabilities| {
-        let mut bench = Bench::new();
+        let mut bench = SessionBench::new();
         let log = Arc::clone(&bench.log);
         let done = Box::new(move |outcome: Result<Vec<Receipt>, DriverError>| {
             log.lock().unwrap().push(format!("{outcome:?}"));
@@ -182,7 +182,7 @@ fn what_settles_a_job_is_as_durable_as_the_engine_can_and_never_refused_for_it()
         bench.session.commit(tx, None, None, done);
         bench.connect_to(capabilities);
         let mut decoder = Decoder::<proto::ToBroker>::new(MAX_FRAME_BYTES);
-        decoder.extend(&bench.session.take_out(bench.now));
+        decoder.extend(&bench.session.next_bytes(bench.now));
         let frame = decoder.next_message().unwrap().unwrap();
         assert_eq!(bench.heard(), "");
         frame.commits[0].durability()
@@ -203,7 +203,7 @@ fn what_settles_a_job_is_as_durable_as_the_engine_can_and_never_refused_for_it()
 /// The engine never reports such a key, so waiting for it would take forever.
 #[test]
 fn a_watch_of_what_the_engine_does_not_keep_is_refused() {
-    let mut bench = Bench::new();
+    let mut bench = SessionBench::new();
     let early = bench.watch("early", &["a"], None);
     bench.connect_to(&lacking(Feature::Values));
     bench.watch("late", &["b"], Some(60_000));

@@ -61,7 +61,7 @@ fn tx_with_the_field_of_3() -> Encoded {
     Form::Whole(field(1, &field(4, &publish)).into()).into()
 }
 
-impl Bench {
+impl SessionBench {
     fn meet(&mut self, version: u32, welcome: proto::Welcome) -> Result<(), LinkEnd> {
         self.session.connected(self.now, Vec::new());
         self.sent();
@@ -120,7 +120,7 @@ fn among_others(refused: &str) -> String {
 
 #[test]
 fn a_client_of_3_sends_a_broker_of_2_nothing_that_came_later() {
-    let mut bench = Bench::of_versions(OF_3, false);
+    let mut bench = SessionBench::of_versions(OF_3, false);
     let all = || {
         vec![
             plain_tx(),
@@ -142,7 +142,7 @@ fn a_client_of_3_sends_a_broker_of_2_nothing_that_came_later() {
         )
     );
 
-    let mut bench = Bench::of_versions(OF_3, false);
+    let mut bench = SessionBench::of_versions(OF_3, false);
     bench.meet(3, proto::Welcome::default()).unwrap();
     bench.commit_encoded("c", all(), Durability::Disk, None);
     assert_eq!(bench.sent(), "commit 1-4 5 ops");
@@ -150,7 +150,7 @@ fn a_client_of_3_sends_a_broker_of_2_nothing_that_came_later() {
 
 #[test]
 fn a_part_of_a_large_transaction_is_looked_at_too() {
-    let mut bench = Bench::of_versions(OF_3, false);
+    let mut bench = SessionBench::of_versions(OF_3, false);
     let Form::Whole(later) = tx_with_the_operation_of_3().form else {
         unreachable!("it is small");
     };
@@ -167,7 +167,7 @@ fn a_part_of_a_large_transaction_is_looked_at_too() {
 /// A broker of version 3 was killed before it applied them, and one of version 2 started.
 #[test]
 fn what_a_newer_broker_was_sent_is_refused_when_an_older_one_follows() {
-    let mut bench = Bench::of_versions(OF_3, false);
+    let mut bench = SessionBench::of_versions(OF_3, false);
     bench.meet(3, proto::Welcome::default()).unwrap();
     bench.commit_encoded("first", vec![plain_tx()], Durability::Disk, None);
     let both = vec![tx_with_the_operation_of_3(), plain_tx()];
@@ -193,7 +193,7 @@ fn what_a_newer_broker_was_sent_is_refused_when_an_older_one_follows() {
 
 #[test]
 fn an_operation_and_a_question_of_2_are_not_sent_to_a_broker_of_1() {
-    let mut bench = Bench::of_versions(FROM_1, false);
+    let mut bench = SessionBench::of_versions(FROM_1, false);
     bench.meet(1, proto::Welcome::default()).unwrap();
     let cancel = Op::Cancel {
         target: Target::Filter(Filter::default()),
@@ -223,7 +223,7 @@ fn an_operation_and_a_question_of_2_are_not_sent_to_a_broker_of_1() {
 /// A broker that speaks version 2 with us may still add fields of its own.
 #[test]
 fn what_a_broker_of_3_says_beyond_version_2_is_passed_over() {
-    let mut bench = Bench::connected();
+    let mut bench = SessionBench::connected();
     bench.watch("w", &["a"], None);
     bench.commit("c", None);
     bench.sent();
@@ -247,7 +247,7 @@ fn what_a_broker_of_3_says_beyond_version_2_is_passed_over() {
 fn without_a_common_version_both_are_named_and_what_to_install() {
     let ours = env!("CARGO_PKG_VERSION");
     let check = |version: u32, expected: String| {
-        let mut bench = Bench::new();
+        let mut bench = SessionBench::new();
         let end = bench.meet(version, proto::Welcome::default());
         assert_eq!(end, Err(LinkEnd::Hopeless(ErrorKind::Invalid, expected)));
     };
@@ -271,12 +271,12 @@ fn without_a_common_version_both_are_named_and_what_to_install() {
 /// A newer penstock's commands can stop any broker.
 #[test]
 fn a_broker_of_any_version_is_asked_to_stop_and_nothing_else() {
-    let mut bench = Bench::new();
+    let mut bench = SessionBench::new();
     bench.ask(Query::Stop);
     bench.meet(1, proto::Welcome::default()).unwrap();
     assert_eq!(bench.sent(), "query 1");
 
-    let mut bench = Bench::new();
+    let mut bench = SessionBench::new();
     bench.ask(Query::Stop);
     bench.ask(Query::Message(MessageId([1; 16])));
     let end = bench.meet(1, proto::Welcome::default());
@@ -293,7 +293,7 @@ fn answer(answer: Answer) -> proto::ToClient {
 #[test]
 fn a_local_client_ends_an_older_broker_and_begins_one_of_its_own() {
     for works in [false, true] {
-        let mut bench = Bench::of_versions(Versions::TODAY, true);
+        let mut bench = SessionBench::of_versions(Versions::TODAY, true);
         if works {
             let sink = LoggingSink {
                 name: "worker",
@@ -312,8 +312,8 @@ fn a_local_client_ends_an_older_broker_and_begins_one_of_its_own() {
             let end = bench.told_to_go(proto::close::Why::Stopping);
             assert_eq!(end, LinkEnd::Lost("the broker was stopped".into()));
             let start = match works {
-                true => Start::WhereItWas,
-                false => Start::Anywhere,
+                true => BrokerStart::WhereItWas,
+                false => BrokerStart::Anywhere,
             };
             assert_eq!(bench.session.start(false), start);
             bench.session.connected(bench.now, Vec::new());
@@ -325,21 +325,21 @@ fn a_local_client_ends_an_older_broker_and_begins_one_of_its_own() {
         // From now on, a stop is not undone.
         bench.confirm(1, Vec::new(), Vec::new());
         bench.told_to_go(proto::close::Why::Stopping);
-        assert_eq!(bench.session.start(false), Start::No);
+        assert_eq!(bench.session.start(false), BrokerStart::No);
     }
 }
 
 #[test]
 fn an_older_broker_that_refuses_to_end_is_spoken_to_in_its_version_or_not_at_all() {
     let refused = || answer(Answer::Refused("send its process SIGTERM".into()));
-    let mut bench = Bench::of_versions(FROM_1, true);
+    let mut bench = SessionBench::of_versions(FROM_1, true);
     bench.commit("c", None);
     bench.meet(1, proto::Welcome::default()).unwrap();
     assert_eq!(bench.sent(), "query 0");
     bench.told(refused()).unwrap();
     assert_eq!(bench.sent(), "commit 1-1 0 ops");
 
-    let mut bench = Bench::of_versions(Versions::TODAY, true);
+    let mut bench = SessionBench::of_versions(Versions::TODAY, true);
     bench.meet(1, proto::Welcome::default()).unwrap();
     let end = bench.told(refused()).unwrap_err();
     assert!(
@@ -351,7 +351,7 @@ fn an_older_broker_that_refuses_to_end_is_spoken_to_in_its_version_or_not_at_all
 /// The next broker knows the session from the older one, which had forgotten it.
 #[test]
 fn what_an_older_broker_says_of_the_past_is_heard_before_it_ends() {
-    let mut bench = Bench::of_versions(Versions::TODAY, true);
+    let mut bench = SessionBench::of_versions(Versions::TODAY, true);
     bench.connect(0);
     bench.commit("known", None);
     bench.commit("lost", None);

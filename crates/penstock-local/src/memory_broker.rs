@@ -12,28 +12,28 @@ use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use penstock_driver::{Dial, DialError, DriverError, Start};
+use penstock_driver::{BrokerStart, Dial, DialError, DriverError};
 
-use crate::started::{End, Started, last_words};
+use crate::broker_process::{StartOutcome, Started, exit_reason};
 
 /// Longest heartbeat that a broker accepts.
 pub(crate) const HEARTBEAT: Duration = Duration::from_secs(3600);
 /// Time that a broker has to exit after it reports why it can't start.
-const LAST_BREATH: Duration = Duration::from_secs(2);
+const EXIT_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Process that first used each name. A fork copies this list.
-static MADE_IN: Mutex<Option<HashMap<String, u32>>> = Mutex::new(None);
+static FIRST_USED_BY: Mutex<Option<HashMap<String, u32>>> = Mutex::new(None);
 
-pub(crate) struct Memory {
+pub(crate) struct MemoryDial {
     url: String,
     program: Option<PathBuf>,
     begun: Mutex<bool>,
 }
 
-impl Memory {
+impl MemoryDial {
     pub(crate) fn new(name: &str, program: Option<PathBuf>) -> Result<Self, DriverError> {
         let us = std::process::id();
-        let mut made_in = MADE_IN.lock().unwrap();
+        let mut made_in = FIRST_USED_BY.lock().unwrap();
         let made_in = made_in.get_or_insert_default();
         let process = *made_in.entry(name.to_owned()).or_insert(us);
         if process != us {
@@ -71,8 +71,8 @@ impl Memory {
     }
 }
 
-impl Dial for Memory {
-    fn dial(&self, give_up_at: Instant, _: Start) -> Result<OwnedFd, DialError> {
+impl Dial for MemoryDial {
+    fn dial(&self, give_up_at: Instant, _: BrokerStart) -> Result<OwnedFd, DialError> {
         let mut begun = self.begun.lock().unwrap();
         if *begun {
             // A new broker would not have anything that this client enqueued.
@@ -81,18 +81,18 @@ impl Dial for Memory {
                 self.url
             )));
         }
-        let hopeless = |error: String| {
+        let permanent = |error: String| {
             DialError::Hopeless(format!("can't start a broker for {}: {error}", self.url))
         };
-        let (socket, started) = self.start().map_err(|error| hopeless(error.to_string()))?;
-        let said = started.spoken(give_up_at);
+        let (socket, started) = self.start().map_err(|error| permanent(error.to_string()))?;
+        let said = started.startup_output(give_up_at);
         match said {
             Some(said) if said.is_empty() => {
                 *begun = true;
                 Ok(socket)
             }
-            Some(said) => Err(hopeless(match started.ended(LAST_BREATH) {
-                Some(End::With(status)) => last_words(said, status),
+            Some(said) => Err(permanent(match started.ended(EXIT_PATIENCE) {
+                Some(StartOutcome::With(status)) => exit_reason(said, status),
                 _ => said,
             })),
             None => Err(DialError::Unreachable(
@@ -132,7 +132,7 @@ fn in_fork(name: &str, process: u32) -> String {
 }
 
 /// Returns the error for a worker or command that is given `memory:`.
-pub fn in_second_process() -> String {
+pub fn memory_url_error() -> String {
     "memory: is a test double inside the process that created it, and no other process can reach it. Use \
      local:PATH or a server for programs that share a broker"
         .to_owned()

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// Returns why a broker exited, in its own words if it left any.
-pub(crate) fn last_words(said: String, status: ExitStatus) -> String {
+pub(crate) fn exit_reason(said: String, status: ExitStatus) -> String {
     let words = said.trim();
     match words.strip_prefix("penstock: ").unwrap_or(words) {
         // The system may have killed it to free memory.
@@ -22,11 +22,11 @@ pub(crate) fn last_words(said: String, status: ExitStatus) -> String {
 /// started, it closes standard error and runs on its own.
 pub(crate) struct Started {
     pub(crate) since: Instant,
-    report: Arc<Report>,
+    report: Arc<ExitReport>,
 }
 
 #[derive(Default)]
-struct Report {
+struct ExitReport {
     state: Mutex<ReportState>,
     changed: Condvar,
 }
@@ -34,11 +34,11 @@ struct Report {
 #[derive(Default)]
 struct ReportState {
     said: Option<String>,
-    end: Option<End>,
+    end: Option<StartOutcome>,
 }
 
 #[derive(Clone, Copy)]
-pub(crate) enum End {
+pub(crate) enum StartOutcome {
     With(ExitStatus),
     /// The exit status is lost, because the application waits for all its children and was faster.
     Unknown,
@@ -47,7 +47,7 @@ pub(crate) enum End {
 impl Started {
     /// Waits for the process in a thread for as long as it runs, so that it never becomes a zombie.
     pub(crate) fn follow(mut child: Child) -> io::Result<Self> {
-        let report = Arc::new(Report::default());
+        let report = Arc::new(ExitReport::default());
         let told = Arc::clone(&report);
         thread::Builder::new()
             .name("penstock-reap".into())
@@ -59,7 +59,9 @@ impl Started {
                     let _ = errors.read_to_end(&mut said);
                 }
                 told.change(|state| state.said = Some(String::from_utf8_lossy(&said).into_owned()));
-                let end = child.wait().map_or(End::Unknown, End::With);
+                let end = child
+                    .wait()
+                    .map_or(StartOutcome::Unknown, StartOutcome::With);
                 told.change(|state| state.end = Some(end));
             })?;
         Ok(Self {
@@ -69,17 +71,17 @@ impl Started {
     }
 
     /// Waits until the broker closes its standard error. Returns the text that it wrote there.
-    pub(crate) fn spoken(&self, give_up_at: Instant) -> Option<String> {
+    pub(crate) fn startup_output(&self, give_up_at: Instant) -> Option<String> {
         let patience = give_up_at.saturating_duration_since(Instant::now());
         self.report.wait(patience, |state| state.said.clone())
     }
 
-    pub(crate) fn ended(&self, patience: Duration) -> Option<End> {
+    pub(crate) fn ended(&self, patience: Duration) -> Option<StartOutcome> {
         self.report.wait(patience, |state| state.end)
     }
 }
 
-impl Report {
+impl ExitReport {
     fn change(&self, change: impl FnOnce(&mut ReportState)) {
         change(&mut self.state.lock().unwrap());
         self.changed.notify_all();
