@@ -1,5 +1,5 @@
-//! What a job costs the core: publish, deliver, ack and put, through `handle` and the polls, records
-//! encoded, in CPU time. Batches of 64, as a busy connection sends them.
+//! Measures the CPU time that a job costs the core: publish, deliver, ack and put, through `handle` and the polls, with
+//! encoded records. Batches of 64, as a busy connection sends them.
 //!
 //! ```text
 //!     cargo run --release -p penstock-broker --example throughput [jobs] [waiting] [idle consumers]
@@ -24,14 +24,14 @@ struct Throughput {
     now: Now,
     journal: Vec<u8>,
     position: Position,
-    /// The records of what waits, to recover from; not kept once jobs run through.
+    /// Records of the waiting jobs, to recover from; not kept once jobs run through.
     kept: Option<Vec<(Position, Vec<u8>)>>,
     seqs: [u64; 2],
     random: u64,
     spent: Duration,
 }
 
-/// Bodies stay in memory: nobody reads them back here.
+/// Options that keep bodies in memory, since this program does not read them back.
 fn options() -> BrokerOptions {
     BrokerOptions {
         resident_bodies_bytes: None,
@@ -69,7 +69,7 @@ impl Throughput {
         bench
     }
 
-    /// A worker of a queue of its own, for which there never is anything.
+    /// Adds a worker of a queue of its own that never has any jobs.
     fn stand_idle(&mut self, number: u64) {
         let conn = ConnId(WORKER.0 + 1 + number);
         let mut session = [9; 16];
@@ -90,7 +90,7 @@ impl Throughput {
         self.turn(Input::Consume { conn, consume });
     }
 
-    /// One input, its records to the journal, a sync, and what the broker then sends; on the clock.
+    /// Handles one timed input: its records go to the journal, which syncs, and the broker's outputs are returned.
     fn turn(&mut self, input: Input) -> Vec<Output> {
         let mut outputs = Vec::with_capacity(8);
         let begin = cpu_time();
@@ -253,7 +253,7 @@ fn main() {
     let mut delivered = bench.consume(BATCH as u32);
     let mut settled = 0;
     for turn in 0..jobs / BATCH {
-        // A thousand batches a second, so that timers move too.
+        // A thousand batches a second, so that timers advance too.
         bench.now.mono_ms += 1;
         bench.now.wall_ms += 1;
         let begin = bench.spent;
@@ -273,7 +273,7 @@ fn main() {
     );
 }
 
-/// Of this thread, so that what else the machine does is not counted.
+/// Returns the CPU time of this thread, so that other work on the machine is not counted.
 fn cpu_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)

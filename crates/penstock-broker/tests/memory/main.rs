@@ -1,4 +1,4 @@
-//! Memory that the broker takes, by a counting allocator.
+//! Memory that the broker takes, measured by a counting allocator.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Mutex;
@@ -16,7 +16,7 @@ use penstock_message::{
 mod members;
 mod names;
 
-/// The system's memory, counted: what is in use, and what was given out in all.
+/// The system's allocator, which counts the memory in use and the total that was allocated.
 struct Counting;
 
 static IN_USE: AtomicUsize = AtomicUsize::new(0);
@@ -25,7 +25,7 @@ static GIVEN: AtomicUsize = AtomicUsize::new(0);
 #[global_allocator]
 static MEMORY: Counting = Counting;
 
-// SAFETY: the system's allocator does it all.
+// SAFETY: the system's allocator does all the work.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         IN_USE.fetch_add(layout.size(), Relaxed);
@@ -39,7 +39,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// One at a time: all tests of this program count the same memory.
+/// Held by one test at a time: all tests of this program count the same memory.
 static COUNTS: Mutex<()> = Mutex::new(());
 
 const BATCH: u32 = 500;
@@ -112,7 +112,7 @@ impl MeasuredBroker {
     fn job(&mut self, queue: String, task: String) -> Op {
         self.jobs += 1;
         let mut random = [0; 10];
-        // Some of the first bits make way for a version.
+        // A version takes the place of some of the first bits.
         random[2..].copy_from_slice(&self.jobs.to_be_bytes());
         let message = Message {
             id: MessageId::new(IdSource {

@@ -1,4 +1,4 @@
-//! Members of a large group take little more than plain jobs.
+//! Members of a large group take little more memory than plain jobs.
 
 use penstock_message::{
     Extras, Hold, InputShape, Inputs, JoinId, Key, Lease, Member, Unsealed, Value, ValueStatus,
@@ -19,11 +19,11 @@ const ARRIVED_BYTES: f64 = 12.0;
 /// Bytes in use for each job.
 struct MemoryCost {
     waiting: f64,
-    /// After all jobs have ended; the job that waits for the group has not begun.
+    /// Bytes after all jobs have ended, before the job that waits for the group has begun.
     ended: f64,
 }
 
-/// Sends so many jobs, as plain ones or as a group that another job waits for, and runs them. `keeps`: with results.
+/// Sends and runs jobs, either plain or as a group that another job waits for. `keeps`: with results.
 fn measure(is_group: bool, keeps: bool) -> MemoryCost {
     let options = BrokerOptions {
         resident_bodies_bytes: Some(0),

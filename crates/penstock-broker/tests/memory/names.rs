@@ -6,7 +6,7 @@ const NAMES: u32 = 100_000;
 const HOUR_MS: u64 = 3_600_000;
 
 impl MeasuredBroker {
-    /// Publishes one job each to so many queues, or of so many tasks, and runs it.
+    /// Publishes and runs one job for each of many queues or tasks.
     fn use_once(&mut self, name_of: impl Fn(u32) -> (String, String)) {
         for first in (0..NAMES).step_by(BATCH as usize) {
             let names: Vec<_> = (first..first + BATCH).map(&name_of).collect();

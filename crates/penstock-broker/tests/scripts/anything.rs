@@ -1,16 +1,16 @@
-//! Whatever happens in whatever order, the counts stay right, and the broker that recovers from the
-//! records is the one that wrote them.
+//! Random scripts: whatever happens in whatever order, the counts stay right, and the broker that recovers from the
+//! records equals the one that wrote them.
 
 use crate::script::ScriptWorld;
 use penstock_broker::BrokerOptions;
 use proptest::prelude::*;
 
-/// One line of a script. Most are possible at any time; those that are not are refused.
+/// Draws one line of a script. Most are possible at any time; the others are refused.
 fn line() -> impl Strategy<Value = String> {
     prop_oneof![6 => basic_line(), 2 => newer_line(), 1 => claim_line()]
 }
 
-/// Messages that claim keys, for a while, and take each other's place.
+/// Draws messages that claim keys, for a while, and replace each other.
 fn claim_line() -> impl Strategy<Value = String> {
     let client = prop_oneof!["a", "b", "w"];
     let message = prop_oneof!["m1", "m2", "m3", "m4", "m5", "m6"];
@@ -39,7 +39,7 @@ fn claim_line() -> impl Strategy<Value = String> {
     (client, commit).prop_map(|(client, commit)| format!("{client} {commit}"))
 }
 
-/// Failures, operations on many messages, members of joins, and levels of space.
+/// Draws failures, operations on many messages, members of joins, and levels of space.
 fn newer_line() -> impl Strategy<Value = String> {
     let message = prop_oneof!["m1", "m2", "m3", "m4", "m5", "m6"];
     let queue = prop_oneof![4 => "default", 1 => "other", 1 => "dead"];
@@ -96,7 +96,7 @@ fn newer_line() -> impl Strategy<Value = String> {
     ]
 }
 
-/// Draws a line of the operations that there were from the beginning.
+/// Draws a line of the basic operations.
 fn basic_line() -> impl Strategy<Value = String> {
     let client = prop_oneof!["a", "b", "w"];
     let message = prop_oneof!["m1", "m2", "m3", "m4", "m5", "m6"];
@@ -265,7 +265,7 @@ fn run(
     (world, outputs)
 }
 
-/// Runs the lines, loses these records of what they wrote, runs the others, and recovers once more.
+/// Runs the lines, loses some of the records that they wrote, runs more lines, and recovers once more.
 fn lose_between(lines: &[&str], lost: &[usize], more: &[&str]) {
     let lines: Vec<String> = lines.iter().copied().map(str::to_owned).collect();
     let (mut world, _) = run(&lines, None, 0);
@@ -278,10 +278,10 @@ fn lose_between(lines: &[&str], lost: &[usize], more: &[&str]) {
     world.check_recovery();
 }
 
-/// What is told of a message is passed over where what came before is gone; the message itself stays.
+/// Events of a message whose earlier records are lost are skipped; the message itself stays.
 #[test]
 fn a_message_whose_end_was_lost_with_a_part_of_the_journal_goes_on() {
-    // Its value was dropped; that it had ended is lost.
+    // Its value was dropped; the record of its end is lost.
     lose_between(
         &["a publish m1", "a cancel m1", "disk no-publishes"],
         &[4],
@@ -289,8 +289,8 @@ fn a_message_whose_end_was_lost_with_a_part_of_the_journal_goes_on() {
     );
 }
 
-/// The record that a session was forgotten is gone with a part of the journal, so two of one id are
-/// recovered. When the older one was forgotten, its client's next hello did not find the other.
+/// A lost part of the journal has the record that forgot a session, so two sessions with one id are recovered. When the
+/// older one was forgotten, its client's next hello did not find the other.
 #[test]
 fn a_session_is_found_though_an_older_one_of_its_id_is_forgotten() {
     let lines = [
@@ -316,8 +316,8 @@ fn a_session_is_found_though_an_older_one_of_its_id_is_forgotten() {
     lose_between(&lines, &[8, 9, 177, 178], &more);
 }
 
-/// The record in which the first job lost its key is gone, so two jobs with one key are recovered. The first one went on
-/// as if it owned the key that is the other's.
+/// The record in which the first job lost its key is missing, so two jobs with one key are recovered. The first one
+/// continued as if it owned the key, which belongs to the other.
 #[test]
 fn a_key_has_one_owner_though_the_end_of_an_older_one_is_lost() {
     lose_between(
@@ -331,8 +331,8 @@ fn a_key_has_one_owner_though_the_end_of_an_older_one_is_lost() {
     );
 }
 
-/// The record that closed a group whose workflow was cancelled is gone with a part of the journal. A member that fails it has
-/// come back, and nothing said that the group is over.
+/// A lost part of the journal has the record that closed a group whose workflow was cancelled. A member that fails the
+/// group came back, and nothing said that the group was over.
 #[test]
 fn a_group_is_over_when_it_has_failed_though_the_record_of_that_is_lost() {
     let lines = [

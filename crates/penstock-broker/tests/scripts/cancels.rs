@@ -1,4 +1,4 @@
-//! Jobs that run and are cancelled: their worker is asked, and whatever it does then, they end.
+//! Running jobs that are cancelled: their worker is asked to stop them, and whatever it does then, they end.
 
 use crate::script::{ScriptWorld, check};
 use penstock_broker::BrokerOptions;
@@ -52,7 +52,7 @@ fn a_job_that_was_asked_to_stop_ends_whatever_its_worker_does_and_keeps_its_succ
             let is_there = crash.starts_with('#');
             let (again, seen) = match is_there {
                 true => ("# No hello.", "# It is watched."),
-                // The order is sent again to whoever has the lease.
+                // The order is sent again to the holder of the lease.
                 false => (
                     "w hello m -> w welcome 0 m, w stop m (why)",
                     "b hello -> b welcome 0",
@@ -163,7 +163,7 @@ fn jobs_that_run_are_asked_by_filter_too() {
     );
 }
 
-/// An operation that is under way asks a job to stop which a retry would take out of its reach, with a new number.
+/// An operation under way asks a job to stop that a retry would put out of its reach, with a new number.
 #[test]
 fn a_retry_does_not_escape_an_operation_under_way() {
     check(
@@ -183,8 +183,9 @@ fn a_retry_does_not_escape_an_operation_under_way() {
     );
 }
 
-/// A purge is about jobs that wait, and what a group holds does not: it is released behind the purge, with a new number. That
-/// took it out of the reach of an operation that cancels it, and it ran after its cancellation was confirmed.
+/// A purge is for waiting jobs, and a group's held messages do not wait yet: they are released behind the purge, with
+/// new numbers. In an earlier version that put them out of reach of an operation that cancelled them, and they ran
+/// after the confirmed cancellation.
 #[test]
 fn what_a_group_releases_behind_a_purge_does_not_escape_a_cancellation() {
     for cancel in ["queue=default", "workflow=next"] {
@@ -207,8 +208,8 @@ fn what_a_group_releases_behind_a_purge_does_not_escape_a_cancellation() {
     }
 }
 
-/// Seed 7 of the simulator: an operation by filter goes on in steps, and jobs that the steps had not come to were handed out
-/// after the operation was decided, and even after it was confirmed. `cancel()` promises that none of them starts.
+/// Seed 7 of the simulator: an operation by filter continues in steps. Jobs that the steps had not reached were handed
+/// out after the operation was decided, and even after it was confirmed. `cancel()` promises that none of them starts.
 #[test]
 fn no_job_starts_that_an_operation_under_way_cancels() {
     const JOBS: usize = 5_000;
@@ -225,7 +226,7 @@ fn no_job_starts_that_an_operation_under_way_cancels() {
         .map(|number| format!("publish m{number} task=x"))
         .collect();
     world.run(&format!("a {}", publishes.join("; ")));
-    // The workers are let in before the operation has taken its first step.
+    // The workers get credit before the operation has taken its first step.
     let said = world.run("a cancel all task=x; resume default; publish after task=x");
     assert!(said.contains(&"w deliver after".to_owned()), "{said:?}");
     assert_eq!(
@@ -235,8 +236,8 @@ fn no_job_starts_that_an_operation_under_way_cancels() {
     world.check_recovery();
 }
 
-/// A job that ran when others of its queue were cancelled, and that was to be left alone, was cancelled when it came back
-/// before the steps of the operation had come to it.
+/// A running job was to be spared while others of its queue were cancelled. It was cancelled when it came back before
+/// the steps of the operation had reached it.
 #[test]
 fn a_running_job_that_is_left_alone_may_come_back_while_the_operation_goes_on() {
     for (back, again) in [

@@ -1,9 +1,9 @@
-//! Keys of unique jobs: until the start, until the end, for a time; and messages that take each other's place.
+//! Keys of unique jobs: until the start, until the end, for a time; and messages that replace each other.
 
 use crate::script::check;
 
-/// Runs a script once for each thing that may happen to its broker at `{crash ...}`, which says how the client `a` is received
-/// after a crash. `!` follows a job whose first delivery may have been lost with its broker.
+/// Runs a script once for each event that may happen to its broker at `{crash ...}`, which says how the client `a` is
+/// received after a crash. `!` follows a job whose first delivery may have been lost with its broker.
 fn check_with_crashes(script: &str) {
     for between in [
         "# No crash.",
@@ -158,7 +158,7 @@ fn a_message_takes_the_place_in_line_of_one_that_waits() {
 
 #[test]
 fn what_takes_a_place_has_its_own_times() {
-    // The expiry of the one that has gone is not that of the one that came.
+    // The replaced job's expiry is not that of the new one.
     check_with_crashes(
         "
         a hello                                                 -> a welcome 0

@@ -1,4 +1,4 @@
-//! What became of jobs, by queue and by task, and what is left of it when their queue is forgotten.
+//! Counts of jobs by queue and by task, and what remains of them when their queue is forgotten.
 
 use crate::script::check;
 

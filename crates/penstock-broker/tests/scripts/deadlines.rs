@@ -71,8 +71,8 @@ fn nothing_starts_of_a_workflow_whose_deadline_has_passed_when_it_comes() {
     );
 }
 
-/// A worker that is idle is about to get the first job of a chain when its deadline has come. What waits for it reads as
-/// cancelled, and not as blocked by it.
+/// An idle worker is about to get the first job of a chain when its deadline passes. The jobs behind it have the result
+/// "cancelled", and not "blocked" by it.
 #[test]
 fn all_steps_of_a_chain_read_as_cancelled() {
     check(
@@ -86,7 +86,7 @@ fn all_steps_of_a_chain_read_as_cancelled() {
     );
 }
 
-/// As many as a client likes may wait for one job: they end in steps.
+/// Any number of messages may wait for one job: they end in steps.
 #[test]
 fn any_number_of_messages_waits_for_a_job_that_is_cancelled() {
     let mut world = ScriptWorld::new(BrokerOptions::default());
@@ -102,7 +102,7 @@ fn any_number_of_messages_waits_for_a_job_that_is_cancelled() {
     world.check_recovery();
 }
 
-/// What waits for a failure is there for this one, too.
+/// Errbacks also handle this kind of failure.
 #[test]
 fn errbacks_run_after_a_deadline() {
     for between in [
@@ -123,7 +123,7 @@ fn errbacks_run_after_a_deadline() {
     }
 }
 
-/// Of one that has ended nothing is left to cancel. If a person has it go on, it has no deadline any more.
+/// An ended workflow has nothing left to cancel. If a person makes it continue, it no longer has a deadline.
 #[test]
 fn a_workflow_that_goes_on_after_its_deadline_is_not_cancelled() {
     for between in [
@@ -170,7 +170,7 @@ fn a_retry_before_the_deadline_does_not_lift_it() {
     }
 }
 
-/// What a person lets run again after the deadline has a number of its own, and the deadlines of others are none of its business.
+/// A job that a person retries after the deadline has a new number, and other workflows' deadlines do not concern it.
 #[test]
 fn a_job_that_is_retried_after_the_deadline_runs() {
     for between in [NOTHING, "carry", "kill\nw hello g/0 -> w welcome 1 g/0"] {
@@ -193,7 +193,7 @@ fn a_job_that_is_retried_after_the_deadline_runs() {
     }
 }
 
-/// A group of which not all members have come ends with its workflow.
+/// A group that has not received all of its members ends with its workflow.
 #[test]
 fn a_deadline_comes_while_a_group_is_being_sent() {
     check(
@@ -208,7 +208,7 @@ fn a_deadline_comes_while_a_group_is_being_sent() {
     );
 }
 
-/// Deadlines of many workflows that come at once take two operations at most, and the loop is never busy for long.
+/// Deadlines of many workflows that pass together take at most two operations, and the loop is never busy for long.
 #[test]
 fn many_deadlines_that_come_together_are_one_operation() {
     const WORKFLOWS: usize = 5_000;
@@ -228,7 +228,7 @@ fn many_deadlines_that_come_together_are_one_operation() {
     );
     world.run("a pause default");
     world.run("w consume default 10");
-    // The workers are let in before the operation has taken its first step.
+    // The workers get credit before the operation has taken its first step.
     world.run("wait 1");
     assert_eq!(world.run("a resume default"), ["a confirm 3"]);
     world.check_recovery();

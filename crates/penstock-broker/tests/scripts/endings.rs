@@ -1,11 +1,10 @@
-//! However a message ends, it ends in one way: its value is there, its key is free, and its join has heard.
+//! However a message ends, the result is the same: its value exists, its key is free, and its join has learned of it.
 
 use penstock_broker::BrokerOptions;
 
 use crate::script::{ScriptWorld, check, check_with};
 
-/// Each way to end the message `m`, what it sends the worker or the client that does it, and what a watcher
-/// of its result sees.
+/// Ways to end the message `m`, the output to the worker or client that does it, and what a watcher of its result sees.
 const ENDS: [(&str, &str, &str); 8] = [
     ("w ack m; put m yes", "w confirm 1", "Succeeded yes"),
     ("w fail m", "w confirm 1", "Failed error"),
@@ -33,7 +32,7 @@ const ENDS: [(&str, &str, &str); 8] = [
     ),
 ];
 
-/// Ends that a worker brings about, so that it must have been given the message.
+/// Whether a worker causes this end, so that it must have received the message.
 fn is_run(end: &str) -> bool {
     end.starts_with("w ")
 }
@@ -141,9 +140,9 @@ fn whatever_ends_a_member_its_join_hears_of_it() {
     });
 }
 
-/// Seed 4003213 of a soak: the journal's oldest segment was being emptied. The join had been carried forward,
-/// its member had not, and ended. So the segment went with the member's record, and after a crash the end was
-/// of a message that nobody knew: the join waited for it for ever, and what it held never ran.
+/// Seed 4003213 of a soak: the journal's oldest segment was being emptied. The join had been carried forward, but not
+/// its member, which then ended. So the segment with the member's record was deleted, and after a crash the end named
+/// an unknown message: the join waited for it forever, and its held messages never ran.
 #[test]
 fn a_join_has_heard_of_a_member_that_ended_while_a_segment_was_emptied() {
     for steps in 1..8 {
@@ -168,11 +167,11 @@ fn a_join_has_heard_of_a_member_that_ended_while_a_segment_was_emptied() {
     }
 }
 
-/// ... and so with the key that went over to a copy,
+/// Likewise for a key that passes to a copy while a segment is being emptied.
 #[test]
 fn a_copy_owns_the_key_of_one_that_ended_while_a_segment_was_emptied() {
     for steps in 1..8 {
-        // The one in `r` was retried, so that the one in `s` inherits the key of the one in `q`.
+        // The copy in `r` was retried, so the copy in `s` inherits the key of the one in `q`.
         check(&format!(
             "
             a hello                             -> a welcome 0
@@ -199,7 +198,7 @@ fn a_copy_owns_the_key_of_one_that_ended_while_a_segment_was_emptied() {
     }
 }
 
-/// ... and with the result of a failed job that is retried.
+/// Likewise for the result of a failed job that is retried.
 #[test]
 fn a_result_is_gone_of_a_job_that_was_retried_before_its_segment_was_emptied() {
     check(
@@ -357,8 +356,8 @@ fn failed_jobs_are_listed_kept_in_their_queues_and_given_to_nobody() {
     );
 }
 
-/// A worker for a queue of any name, `dead` too, is never given a job that has failed, and a job of such a
-/// queue is a job like any other.
+/// A worker for a queue with any name, even `dead`, never receives a failed job, and a job of such a queue is like any
+/// other.
 #[test]
 fn a_queue_called_dead_is_a_queue_like_any_other() {
     check(
@@ -428,8 +427,8 @@ fn a_retry_is_refused_when_its_key_is_anothers_and_names_it() {
     );
 }
 
-/// A job whose key somebody deleted while it ran has none to take again. It used to take the key when it was retried,
-/// but not once its record had been carried forward and the broker had been killed.
+/// A job whose key a client deleted while it ran has none to take back. In an earlier version it took the key when it
+/// was retried, but not once its record had been carried forward and the broker had been killed.
 #[test]
 fn a_retry_takes_the_key_that_its_job_had_when_it_failed() {
     for carry in ["carry", "wait 1"] {
@@ -450,7 +449,7 @@ fn a_retry_takes_the_key_that_its_job_had_when_it_failed() {
             a guard k absent                    -> a confirm 4
             "
         ));
-        // A key that was deleted behind the failure was another's by then, or nobody's.
+        // A key that was deleted after the failure belonged to another message by then, or to none.
         check(&format!(
             "
             a hello                             -> a welcome 0
@@ -508,8 +507,8 @@ fn failed_jobs_are_dropped_one_or_all_and_the_oldest_when_they_are_too_many() {
     );
 }
 
-/// A program that starts failing workflows for ever used to grow the broker for 30 days: what a failed group blocks
-/// was dropped for its age only.
+/// A program that keeps starting failing workflows used to grow the broker for 30 days: jobs blocked by a failed group
+/// were dropped only for their age.
 #[test]
 fn blocked_jobs_and_their_groups_count_among_failed_jobs_and_the_oldest_go() {
     let few = BrokerOptions {
@@ -557,7 +556,7 @@ fn blocked_jobs_and_their_groups_count_among_failed_jobs_and_the_oldest_go() {
     }
 }
 
-/// ... in steps, though a group may hold any number, and though it may hold nothing.
+/// The same in steps, since a group may hold any number of messages, or none.
 #[test]
 fn failing_workflows_without_end_leave_no_more_than_is_kept() {
     let few = BrokerOptions {
@@ -598,8 +597,8 @@ fn failing_workflows_without_end_leave_no_more_than_is_kept() {
     check_with(few, &script);
 }
 
-/// Purged jobs are handed out to nobody from the moment that the purge is on disk, however far its steps
-/// have come. A job that ran meanwhile and comes back was not purged.
+/// Purged jobs are handed out to nobody once the purge is on disk, however far its steps have come. A job that was
+/// running and comes back was not purged.
 #[test]
 fn a_purge_holds_from_its_mark_on_across_kills() {
     check(
@@ -621,7 +620,7 @@ fn a_purge_holds_from_its_mark_on_across_kills() {
     );
 }
 
-/// What a group holds does not wait in its queue yet, so it is not purged, however soon it is released.
+/// Messages that a group holds do not wait in their queue yet, so they are not purged, however soon they are released.
 #[test]
 fn a_group_that_is_released_while_its_queue_is_purged_goes_on() {
     check(
@@ -641,7 +640,7 @@ fn a_group_that_is_released_while_its_queue_is_purged_goes_on() {
     );
 }
 
-/// It used to be purged: a group that failed did not look for purges, as one that succeeded did.
+/// In an earlier version it was purged: a group that failed did not check for purges, while one that succeeded did.
 #[test]
 fn what_waited_for_a_failure_that_comes_while_its_queue_is_purged_runs() {
     check(
@@ -677,7 +676,7 @@ fn what_came_after_a_purge_is_handed_out_as_soon_as_the_purge_is_over() {
     );
 }
 
-/// The task whose turn it is stands behind no purge here, but the consumer can't run it, and the next one does.
+/// The task whose turn it is has no purged jobs here, but the consumer can't run it. The next task has.
 #[test]
 fn a_purged_job_is_not_handed_out_in_the_place_of_one_that_the_consumer_cannot_run() {
     check(
@@ -740,8 +739,8 @@ fn an_operation_that_the_broker_does_not_know_is_refused_and_ends_nothing() {
     );
 }
 
-/// How a message failed may stand behind another one of the same id in the journal. When the broker ended that one, the failure was
-/// forgotten; a broker that no longer found the message in the journal told of it again.
+/// The failure of a message may be behind another message with the same id in the journal. When the broker ended that
+/// one, it forgot the failure. A broker that no longer found the message in the journal reported the failure again.
 #[test]
 fn a_value_that_the_end_of_a_message_has_replaced_does_not_come_back() {
     check(
@@ -765,7 +764,7 @@ fn a_value_that_the_end_of_a_message_has_replaced_does_not_come_back() {
     );
 }
 
-/// Nor does that of one of two copies that end at once, where the other one stands before it in the journal.
+/// Nor does the value of one of two copies that end together, if the other one is before it in the journal.
 #[test]
 fn a_value_that_the_end_of_a_copy_has_replaced_does_not_come_back() {
     check(
@@ -806,7 +805,8 @@ fn a_key_that_is_a_result_keeps_its_owner_when_the_result_is_removed() {
     );
 }
 
-/// A record has room for so many events of the broker's own, and it stopped where the end of one group brought more.
+/// A record has room for a limited number of the broker's own events, and the broker stopped where the end of one group
+/// needed more.
 #[test]
 fn any_number_of_errbacks_may_not_be_needed() {
     let mut world = ScriptWorld::new(BrokerOptions::default());
@@ -827,10 +827,10 @@ fn any_number_of_errbacks_may_not_be_needed() {
     world.check_recovery();
 }
 
-/// All that one group held in case it failed used to end in one record, and nothing else was done meanwhile.
+/// All errbacks of a group used to end in one record, which blocked everything else.
 #[test]
 fn errbacks_of_one_group_that_are_not_needed_end_in_steps() {
-    // The last member ends by a filter, by its worker, or there is none.
+    // The last member ends because of a filter, because of its worker, or does not exist.
     for (count, end) in [
         (1, "a cancel all queue=default reason=no"),
         (1, "a ack g/0; put g/0 yes"),
@@ -865,8 +865,8 @@ fn errbacks_of_one_group_that_are_not_needed_end_in_steps() {
     }
 }
 
-/// A member that had failed is retried while these end, and the group goes on without it, as it was about to: not one of those
-/// that are left waits again.
+/// A failed member is retried while the errbacks end. The group continues without the member, as it was about to: none
+/// of the remaining errbacks waits again.
 #[test]
 fn a_group_whose_errbacks_end_goes_on_without_a_member_that_is_retried() {
     let mut world = ScriptWorld::new(BrokerOptions::default());
@@ -888,7 +888,7 @@ fn a_group_whose_errbacks_end_goes_on_without_a_member_that_is_retried() {
     world.check_recovery();
 }
 
-/// Each group that ends in one record brings some.
+/// Several groups that end in one record each have some.
 #[test]
 fn groups_with_errbacks_that_end_together_take_several_records() {
     let mut world = ScriptWorld::new(BrokerOptions::default());

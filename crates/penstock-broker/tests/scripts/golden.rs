@@ -1,9 +1,8 @@
-//! What earlier programs wrote is read exactly: `tests/golden` has the records of many a broker's life,
-//! each with the script that it was, and with what is seen of the broker that recovers from them.
+//! Records of earlier programs are read exactly. `tests/golden` has the records of many brokers' lives, each with its
+//! script, and with a description of the broker that recovers from them.
 //!
-//! What is committed is never made anew. For a new kind of event, or a new version of records, add a
-//! script to [`LIVES_2`] and run `MAKE_GOLDEN=1 cargo test -p penstock-broker golden`, which writes the
-//! files that are not there yet.
+//! Committed files are never regenerated. For a new kind of event, or a new version of records, add a script to
+//! [`LIVES_2`] and run `MAKE_GOLDEN=1 cargo test -p penstock-broker golden`, which writes the missing files.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -237,7 +236,7 @@ const LIVES: &[(&str, &str)] = &[
     ),
 ];
 
-/// Lives that only brokers of format 2 led.
+/// Lives that are only possible with format 2.
 const LIVES_2: &[(&str, &str)] = &[
     (
         "schedules",
@@ -594,9 +593,9 @@ const LIVES_2: &[(&str, &str)] = &[
 
 struct Golden {
     script: String,
-    /// The bytes of each; `None` where it was reclaimed.
+    /// Bytes of each record; `None` if it was reclaimed.
     records: Vec<Option<Vec<u8>>>,
-    /// What is done with the broker that recovers, and what it sends.
+    /// Commands for the recovered broker, and its outputs.
     then: String,
 }
 
@@ -612,7 +611,7 @@ fn world() -> ScriptWorld {
     })
 }
 
-/// The world at the end of a script.
+/// Returns the world at the end of a script.
 fn live(script: &str) -> ScriptWorld {
     let mut world = world();
     for line in script.lines() {
@@ -623,14 +622,14 @@ fn live(script: &str) -> ScriptWorld {
 
 const WORKFLOWS: &str = "g workflows";
 
-/// Everything that can be seen of it: what it says of itself, all it hands out, and what time brings.
+/// Describes everything visible about the world: its status, all that it hands out, and what happens as time passes.
 fn seen(world: &mut ScriptWorld) -> String {
     let (messages, keys) = world.names();
     let mut lines = vec!["g hello".to_owned(), "g status".to_owned()];
     lines.push(WORKFLOWS.to_owned());
     lines.extend(messages.iter().map(|name| format!("g info {name}")));
     lines.push(format!("g watch {} {}", messages.join(" "), keys.join(" ")));
-    // Those that were away are given up, so that their leases come back.
+    // Clients that were away are given up, so that their leases return.
     lines.push("wait 16000".to_owned());
     lines.push("g consume default+other+dead 100".to_owned());
     lines.push("g resume other".to_owned());
@@ -640,7 +639,7 @@ fn seen(world: &mut ScriptWorld) -> String {
     let mut text = String::new();
     for line in lines {
         let outputs = world.run(line.trim());
-        // Most lives have none, and were written down when nobody could ask.
+        // Most lives have no workflows, and were written before anything could ask for them.
         if line == WORKFLOWS && outputs == [WORKFLOWS] {
             continue;
         }
@@ -713,7 +712,7 @@ fn golden() -> BTreeMap<String, Golden> {
 #[test]
 fn golden_records_of_every_version_are_recovered_exactly() {
     if std::env::var_os("MAKE_GOLDEN").is_some() {
-        // A program writes in the format of its time; earlier lives stand as they are.
+        // A program writes the format of its time; earlier lives stay as they are.
         for (name, script) in LIVES_2 {
             let path = root().join(format!("version-2/{name}.txt"));
             if !path.exists() {
@@ -730,8 +729,8 @@ fn golden_records_of_every_version_are_recovered_exactly() {
         assert!(is_there, "{name} was never written: set MAKE_GOLDEN");
     }
     for (file, golden) in all {
-        // Today's program lives the same life, for the clock and for what things are called; what it
-        // wrote meanwhile gives way to what is committed.
+        // Today's program repeats the same life, for the clock and the names. The committed records replace those that
+        // it wrote.
         let mut world = live(&golden.script);
         world.become_what_wrote(golden.records);
         let then = seen(&mut world);

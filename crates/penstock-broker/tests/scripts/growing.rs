@@ -1,4 +1,5 @@
-//! Groups that come in several transactions: they run meanwhile, and end as groups that come in one.
+//! Groups that arrive in several transactions: their members run in the meantime, and they end like groups that arrive
+//! in one.
 
 use crate::script::check;
 
@@ -40,8 +41,8 @@ fn the_seal_ends_a_group_whose_members_have_all_ended() {
     );
 }
 
-/// Case 31. What was confirmed and is sent again, by a client that did not hear of it, changes nothing: neither while it
-/// waits, nor once it has ended.
+/// Case 31. A client that did not receive a confirm sends the transaction again. That changes nothing, neither while
+/// its jobs wait nor once they have ended.
 #[test]
 fn a_chunk_that_is_sent_again_is_refused_whole() {
     check(
@@ -79,7 +80,7 @@ fn a_seal_names_exactly_the_members_that_have_come() {
     );
 }
 
-/// A chain and a group as members come with the place of their last job, or of their own join.
+/// A chain counts once through its last job, and a group through its own join.
 #[test]
 fn members_of_several_jobs_count_once() {
     check(
@@ -163,7 +164,7 @@ fn a_workflow_that_a_job_creates_is_cancelled_with_the_end_of_its_lease() {
     );
 }
 
-/// What comes late would run for nothing, and escape whoever cancels the workflow.
+/// Late members would run for nothing, and would escape a cancellation of the workflow.
 #[test]
 fn nothing_more_comes_to_a_group_that_has_failed() {
     check(
@@ -206,7 +207,7 @@ fn nothing_more_comes_to_a_workflow_that_was_cancelled() {
     );
 }
 
-/// A replay used to take the new group for the one that had ended.
+/// A replay used to take the new group for the ended one.
 #[test]
 fn the_id_of_a_group_that_has_ended_can_be_used_again() {
     check(
@@ -228,11 +229,11 @@ fn the_id_of_a_group_that_has_ended_can_be_used_again() {
     );
 }
 
-/// Its members used to be cancelled before the body where they stood before it, and then it was blocked by that.
+/// Its members used to be cancelled before the body if they preceded it, which then blocked the body.
 #[test]
 fn the_last_job_of_a_cancelled_workflow_is_cancelled_and_not_blocked() {
     let joined = |ops: Vec<String>| ops.join("; ");
-    // The slots of these are taken again from the last one down.
+    // Slots are reused from the last one down.
     let others = joined(
         (0..700)
             .map(|index| format!("publish o{index} no-result after=9000"))

@@ -117,7 +117,7 @@ fn results_are_evicted_oldest_first_but_never_one_that_is_watched() {
         w status                            -> w status default:0/0/0 clients 2 results 2 evicted 3
         ",
     );
-    // One whose watcher has lost its connection is kept for its return.
+    // A value whose watcher has lost its connection is kept for its return.
     let options = BrokerOptions {
         results_cap_bytes: 500,
         ..BrokerOptions::default()
@@ -139,9 +139,9 @@ fn results_are_evicted_oldest_first_but_never_one_that_is_watched() {
     );
 }
 
-/// A publish under a key that existed was not looked at any further, since it would be skipped. But what came
-/// before it in the same transaction could take the key away: then the broker had an id twice, or
-/// ended at a priority that there is not.
+/// A publish under an existing key was not checked any further, since it would be skipped. But an earlier operation of
+/// the same transaction could remove the key. The broker then had an id twice, or stopped at a priority that does not
+/// exist.
 #[test]
 fn what_a_transaction_takes_the_key_of_is_checked_all_the_same() {
     check(
@@ -199,7 +199,7 @@ fn a_join_releases_what_it_holds_once() {
         a status                            -> a status default:1/0/0 clients 1 results 0 evicted 0
         ",
     );
-    // What expires while it is held is not released.
+    // A message that expires while it is held is not released.
     check(
         "
         a hello                             -> a welcome 0

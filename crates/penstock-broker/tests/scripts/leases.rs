@@ -1,4 +1,4 @@
-//! Who may run what: leases, crashes, retries.
+//! Which client may run which job: leases, crashes, retries.
 
 use penstock_broker::BrokerOptions;
 
@@ -6,7 +6,7 @@ use crate::script::{ScriptWorld, check};
 
 #[test]
 fn leases_follow_their_session() {
-    // A clean goodbye gives them back at once; nothing is counted.
+    // A clean goodbye returns them at once; nothing is counted.
     check(
         "
         a hello                             -> a welcome 0
@@ -43,7 +43,7 @@ fn leases_follow_their_session() {
         v ack one                           -> v confirm 1
         ",
     );
-    // A delivery that never left returns unmarked: nobody can have begun it.
+    // A delivery that never left returns unmarked: no client can have begun it.
     check(
         "
         a hello                             -> a welcome 0
@@ -98,7 +98,7 @@ fn leases_outlive_the_broker() {
         w ack one|ack two                   -> w confirm 2
         ",
     );
-    // Also after another crash, as long as nobody else was handed anything.
+    // It holds even after another crash, as long as no other client was handed anything.
     check(
         "
         a hello                             -> a welcome 0
@@ -114,7 +114,7 @@ fn leases_outlive_the_broker() {
         w ack one                           -> w confirm 1
         ",
     );
-    // Also when nothing at all is left of the broker that made it.
+    // It holds even if nothing at all is left of the broker that made it.
     check(
         "
         a hello                             -> a welcome 0
@@ -129,8 +129,8 @@ fn leases_outlive_the_broker() {
         w ack one                           -> w confirm 1
         ",
     );
-    // One that was settled does not, though its client has not heard of that. The broker would have
-    // counted the retry as running at a client that had given it back, until that client left.
+    // A settled one does not hold, though its client has not learned of that. The broker would have counted the retry
+    // as running at a client that had returned it, until that client left.
     check(
         "
         a hello                             -> a welcome 0
@@ -144,10 +144,9 @@ fn leases_outlive_the_broker() {
         w info one                          -> w knows Running in default attempt 1 crashes 0 at w
         ",
     );
-    // Nor does one that a later broker has judged: here it gave the message to another, who asked for a
-    // retry. Its grants are numbered from the last that the journal knew, so they can be lower than the
-    // lost one; they were once compared without the epoch, and the retry went to a client that had
-    // been told that its lease was lost.
+    // Nor does one hold that a later broker has judged: here it handed the message to another client, which asked for a
+    // retry. Its grants are numbered from the last that the journal knew, so they can be lower than the lost one. They
+    // were once compared without the epoch, and the retry went to a client that had been told that its lease was lost.
     check(
         "
         a hello                             -> a welcome 0
@@ -165,9 +164,9 @@ fn leases_outlive_the_broker() {
         w hello one                         -> w welcome 0
         ",
     );
-    // Nor one that a later broker judged when it had handed out nothing: here the journal knew of an older
-    // lease of the same client alone. What was settled under the lost one was refused, and then the
-    // next broker believed the lease again: its client knew better, and nobody ever ran the message.
+    // Nor does one hold that a later broker judged before it had handed out anything: here the journal only knew an
+    // older lease of the same client. Its settlement under the lost lease was refused, and then the next broker
+    // believed the lease again. The client knew better, and the message never ran.
     check(
         "
         a hello                             -> a welcome 0
@@ -186,7 +185,7 @@ fn leases_outlive_the_broker() {
         w consume default 1                 -> w deliver one!
         ",
     );
-    // One of a message in two queues does not: it could be taken for the other's, which then never
+    // Nor does the lease of a message in two queues hold: it could be taken for the other copy's, which then never
     // runs, while this one runs twice.
     check(
         "
@@ -203,7 +202,7 @@ fn leases_outlive_the_broker() {
         w consume default 1                 -> w deliver one!
         ",
     );
-    // ... not even if there is only one left, for it may have been of one that is gone.
+    // Not even if only one copy is left, since the lease may have been for one that is gone.
     check(
         "
         a hello                             -> a welcome 0
@@ -220,7 +219,7 @@ fn leases_outlive_the_broker() {
         w consume default 1                 -> w deliver one!
         ",
     );
-    // One that somebody else has meanwhile does not.
+    // Nor does one hold whose message another client has since received.
     check(
         "
         a hello                             -> a welcome 0
@@ -236,8 +235,8 @@ fn leases_outlive_the_broker() {
         v ack one                           -> v confirm 1
         ",
     );
-    // Nor does one of a job that its group held again after the crash, since the end of a member was lost, too: that run was
-    // given a value which was never to be. It held only if the member ended once more before the worker was back.
+    // Nor does that of a job that its group held again after the crash, since the end of a member was lost too: the run
+    // was given a value that never came to exist. It once held if the member ended again before the worker was back.
     check(
         "
         a hello                             -> a welcome 0
@@ -279,8 +278,8 @@ fn leases_outlive_the_broker() {
     );
 }
 
-/// Jobs that died together used to be charged with a crash each, so a job that kills its process burned all that ran
-/// beside it.
+/// Jobs that died together used to be charged a crash each, so a job that kills its process used up the crashes of all
+/// jobs that ran next to it.
 #[test]
 fn suspects_are_counted_for_themselves_and_the_third_time_is_final() {
     check(
@@ -309,7 +308,7 @@ fn suspects_are_counted_for_themselves_and_the_third_time_is_final() {
         w consume default 1                 -> w deliver one#1
         ",
     );
-    // A job that may be delivered once has been, whoever is guilty.
+    // A job that may be delivered once has been, whichever job is guilty.
     check(
         "
         w hello                             -> w welcome 0
@@ -357,7 +356,7 @@ fn crashes_are_counted_and_the_last_is_final() {
         a info one                          -> a knows nothing
         ",
     );
-    // Without a result to keep, there is nothing to be seen of it.
+    // Without a result to keep, nothing of it can be seen.
     check(
         "
         w hello                             -> w welcome 0
@@ -415,7 +414,7 @@ fn a_job_that_has_crashed_twice_waits_before_it_runs_again() {
         w ack one                           -> w confirm 8
         ",
     );
-    // Also one whose worker was lost twice.
+    // Likewise a job whose worker was lost twice.
     check(
         "
         a hello                             -> a welcome 0
@@ -435,7 +434,7 @@ fn a_job_that_has_crashed_twice_waits_before_it_runs_again() {
         u ack one                           -> u confirm 1
         ",
     );
-    // A suspect is charged with nothing, and runs again at once, alone.
+    // A suspect is charged nothing, and runs again at once, alone.
     check(
         "
         a hello                             -> a welcome 0
@@ -449,7 +448,7 @@ fn a_job_that_has_crashed_twice_waits_before_it_runs_again() {
     );
 }
 
-/// Each event that ends a delayed job ends one that waits after a crash, and none leads to an early run.
+/// Each event that ends a delayed job also ends one that waits after a crash, and none leads to an early run.
 #[test]
 fn a_job_that_waits_after_a_crash_is_cancelled_purged_paused_and_expires_as_any_other() {
     let check = |(order, answer): (&str, &str), then: &str| {
@@ -548,7 +547,7 @@ fn a_worker_is_shown_with_the_jobs_that_it_has_had_for_longest() {
     );
 }
 
-/// Two copies of a job start in one millisecond. Recovery used to show them in another order.
+/// Two copies of a job start in the same millisecond. A recovered broker used to list them in another order.
 #[test]
 fn jobs_that_start_together_are_shown_in_the_order_of_their_hand_out_after_a_restart_too() {
     // At the end of the script the copies are compared.
@@ -569,7 +568,7 @@ fn jobs_that_start_together_are_shown_in_the_order_of_their_hand_out_after_a_res
     check(&script("y", "x"));
 }
 
-/// However many jobs workers have, one page of the status looks at some of them only.
+/// However many jobs workers have, one page of the status looks at only some of them.
 #[test]
 fn a_page_of_the_status_ends_where_its_workers_have_very_many_jobs() {
     let mut world = ScriptWorld::new(BrokerOptions::default());

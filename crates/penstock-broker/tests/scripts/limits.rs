@@ -1,4 +1,4 @@
-//! What a broker refuses, and what it drops, because there is no room.
+//! What a broker refuses or drops for lack of room.
 
 use crate::script::{ScriptWorld, check};
 use penstock_broker::BrokerOptions;
@@ -85,7 +85,7 @@ fn where_the_oldest_make_room_whoever_waits_for_them_is_told() {
         a status                            -> a status default:0/2/0-limit-/100/DropOldest-waiting9B clients 1 results 5 evicted 0
         ",
     );
-    // A retry makes room as well; a drop is on disk before it is told of, whatever the publish asked for.
+    // A retry makes room as well. A drop is on disk before it is reported, whatever durability the publish asked for.
     check(
         "
         a hello                             -> a welcome 0
@@ -106,7 +106,7 @@ fn where_the_oldest_make_room_whoever_waits_for_them_is_told() {
     );
 }
 
-/// A retry is confirmed, so whoever asked for it believes that the job runs again.
+/// A retry is confirmed, so its client believes that the job runs again.
 #[test]
 fn where_the_oldest_make_room_a_retry_is_not_dropped_for_itself() {
     check(
@@ -232,7 +232,7 @@ fn a_full_disk_stops_what_is_new_then_what_would_start_and_never_an_outcome() {
     );
 }
 
-/// All that is on the disk may wait to run: then nothing else ever frees space.
+/// If everything on the disk were jobs waiting to run, nothing else would ever free space.
 #[test]
 fn on_a_full_disk_a_few_jobs_start_at_a_time() {
     let jobs: Vec<String> = (1..=20).map(|number| format!("j{number}")).collect();
@@ -286,14 +286,14 @@ fn a_client_that_asks_for_everything_is_on_its_way_to_only_so_much() {
         .map(|number| format!("publish m{number}"))
         .collect();
     world.run(&format!("a {}", publishes.join("; ")));
-    // What is not on its way to the first is for the second.
+    // Messages that are not on their way to the first client are for the second.
     world.run("v consume default 100000");
     world.run("sync");
     assert_eq!(
         world.run("a status"),
         ["a status default:0/0/20000 v=0/0/3616 w=0/0/16384 clients 1 results 0 evicted 0"]
     );
-    // What has left is no longer on its way.
+    // Messages that have left are no longer on their way.
     world.run("v bye");
     assert_eq!(
         world.run("a status"),
@@ -301,8 +301,8 @@ fn a_client_that_asks_for_everything_is_on_its_way_to_only_so_much() {
     );
 }
 
-/// One transaction may bring more than the disk takes, though there is plenty for all that come one by one:
-/// taken, it would use up what is kept for a full disk, and nothing could free any.
+/// One transaction may bring more than the disk has room for, although there is plenty for transactions that arrive one
+/// by one. If it were accepted, it would use up the reserves for a full disk, and nothing could free any space.
 #[test]
 fn what_is_larger_than_the_disk_has_room_for_is_refused_whole() {
     check(
@@ -324,7 +324,7 @@ fn what_is_larger_than_the_disk_has_room_for_is_refused_whole() {
     );
 }
 
-/// A purge frees space, so it goes on while its steps fit into the segment in use; what takes space waits.
+/// A purge frees space, so it continues while its steps fit into the segment in use; work that takes space waits.
 #[test]
 fn a_purge_goes_on_where_the_disk_stops_all_else() {
     check(

@@ -1,4 +1,4 @@
-//! The broker as its clients see it: scripts with what they expect, and scripts that nobody wrote.
+//! The broker as its clients see it: scripts with the expected outputs, and random scripts.
 
 mod anything;
 mod cancels;

@@ -16,7 +16,7 @@ fn order_is_that_of_publishing_within_a_priority() {
         w ack a; ack b; ack c; ack d; ack e -> w confirm 3
         ",
     );
-    // What comes back goes to its place among the others, and what was delayed to that of its publishing.
+    // A returned message goes to its place among the others, and a delayed one to that of its publishing.
     check(
         "
         a hello                             -> a welcome 0
@@ -152,7 +152,7 @@ fn a_countdown_does_not_care_that_the_wall_clock_was_set_before_a_restart() {
             "
         ));
     }
-    // Nor when the segment that told of it is gone.
+    // Nor when the segment that recorded it is gone.
     check(
         "
         w hello                             -> w welcome 0
@@ -168,8 +168,8 @@ fn a_countdown_does_not_care_that_the_wall_clock_was_set_before_a_restart() {
     );
 }
 
-/// Only the wall's clock was known to go on while no broker runs, so a job with a countdown of ten minutes
-/// started at once when that was set forward by an hour meanwhile.
+/// While no broker ran, only the wall clock was known to continue. So when it was set forward by an hour in that time,
+/// a job with a countdown of ten minutes started at once.
 #[test]
 fn a_countdown_does_not_care_that_the_wall_clock_was_set_while_no_broker_ran() {
     for set_by in ["3600000", "-3600000"] {
@@ -191,7 +191,7 @@ fn a_countdown_does_not_care_that_the_wall_clock_was_set_while_no_broker_ran() {
             "
         ));
     }
-    // Nor when that is known from what was carried forward only.
+    // Nor when that is only known from records that were carried forward.
     check(
         "
         boot                                ->
@@ -207,7 +207,7 @@ fn a_countdown_does_not_care_that_the_wall_clock_was_set_while_no_broker_ran() {
     );
 }
 
-/// The wall's clock is then the only one that has gone on.
+/// The wall clock is then the only one that has continued.
 #[test]
 fn over_a_new_start_of_the_machine_a_countdown_follows_the_wall_clock() {
     check(
@@ -244,7 +244,7 @@ fn an_expired_message_is_not_started() {
         w consume default 10                ->
         ",
     );
-    // One that runs does not expire; when it comes back, it does.
+    // A running job does not expire; if it is returned, it does.
     check(
         "
         w hello                             -> w welcome 0
@@ -329,7 +329,7 @@ fn what_nobody_knows_is_in_nobodys_way() {
     );
 }
 
-/// Whoever runs two apps that have a task of one name finds out when their workers meet, not when a job runs in
+/// An operator whose two apps have a task of the same name finds out when their workers meet, not when a job runs in
 /// the wrong one.
 #[test]
 fn two_apps_that_have_a_task_of_one_name_in_one_queue_are_told() {
@@ -350,8 +350,8 @@ fn two_apps_that_have_a_task_of_one_name_in_one_queue_are_told() {
     );
 }
 
-/// Eight slots, jobs that never end, and jobs of a millisecond. Charged at their hand-out alone, those that
-/// never end cost nothing more, and took one slot after the other: all eight after seven short jobs.
+/// Eight slots, jobs that never end, and jobs of a millisecond. If runs were only charged when they are handed out,
+/// those that never end would cost nothing more. They took one slot after the other: all eight after seven short jobs.
 #[test]
 fn a_task_whose_jobs_never_end_does_not_take_every_slot() {
     let mut world = ScriptWorld::new(BrokerOptions::default());
@@ -386,7 +386,7 @@ fn a_task_whose_jobs_never_end_does_not_take_every_slot() {
         given = world.run(&format!("w ack {short} cost=1000"));
         given.extend(world.run("w consume default 1"));
         if ended % 100 == 0 {
-            // All long ones have run for longer than all short ones together by now.
+            // By now all long jobs have run for longer than all short ones together.
             given.extend(world.run("wait 500"));
         }
     }

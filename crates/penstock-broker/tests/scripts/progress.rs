@@ -1,4 +1,4 @@
-//! Progress of running jobs: the latest is kept beside them, in memory.
+//! Progress of running jobs: the latest is kept next to them, in memory.
 
 use crate::script::check;
 

@@ -1,4 +1,4 @@
-//! Queues as a whole, and what is carried forward out of old records.
+//! Queues as a whole, and live things that are carried forward out of old records.
 
 use crate::script::{check, check_with};
 use penstock_broker::BrokerOptions;
@@ -52,7 +52,7 @@ fn a_queue_that_nobody_serves_is_told_of_once() {
         a purge default                     -> a confirm 4 4:operation-1
         ",
     );
-    // Not of one that was empty meanwhile, nor of jobs that have failed.
+    // Not for a queue that was empty in the meantime, nor for failed jobs.
     check(
         "
         a hello                             -> a welcome 0
@@ -71,7 +71,7 @@ fn a_queue_that_nobody_serves_is_told_of_once() {
 
 #[test]
 fn what_refers_to_what_was_carried_forward_still_does() {
-    // The grant stands before the place to which its session was carried.
+    // The grant is before the position to which its session was carried.
     check(
         "
         w hello                             -> w welcome 0
@@ -85,7 +85,7 @@ fn what_refers_to_what_was_carried_forward_still_does() {
         w ack one                           -> w confirm 1
         ",
     );
-    // Nothing lives; but no number is given out twice.
+    // Nothing is live, but no number is used twice.
     check(
         "
         w hello                             -> w welcome 0

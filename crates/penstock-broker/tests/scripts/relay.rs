@@ -1,4 +1,4 @@
-//! Questions to workers: each is answered once, and nothing of it is left.
+//! Questions to workers: each is answered once, and leaves nothing behind.
 
 use crate::script::check;
 
@@ -134,7 +134,7 @@ fn questions_under_way_are_few() {
         a ask w 7                   -> a hears nothing: Busy
         ",
     );
-    // One client may ask sixteen things at a time, of however many workers.
+    // One client may ask sixteen questions at a time, of any number of workers.
     let mut script = "a hello -> a welcome 0\n".to_owned();
     for worker in 0..5 {
         script += &format!("w{worker} hello -> w{worker} welcome 0\n");
@@ -150,7 +150,7 @@ fn questions_under_way_are_few() {
     check(&script);
 }
 
-/// Workers that read nothing must not fill the broker's memory with questions.
+/// Workers that do not read must not fill the broker's memory with questions.
 #[test]
 fn questions_that_wait_to_be_sent_are_bounded_in_bytes() {
     let mut script = String::new();

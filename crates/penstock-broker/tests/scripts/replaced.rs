@@ -2,7 +2,7 @@
 
 use crate::script::check;
 
-/// Case 15. Whoever waits for the job waits on, and gets what the other one returns.
+/// Case 15. Clients that wait for the job keep waiting, and get the value that the other job returns.
 #[test]
 fn a_job_takes_the_id_of_the_one_that_it_replaces() {
     check(
@@ -108,7 +108,7 @@ fn a_group_takes_the_id_of_a_job_that_has_no_place() {
     );
 }
 
-/// Case 17, as long as nobody makes `[]` of it sooner.
+/// Case 17, unless a client replaces it with `[]` sooner.
 #[test]
 fn a_group_of_none_may_take_the_place_of_a_job() {
     check(
@@ -163,7 +163,7 @@ fn a_workflow_goes_on_with_what_replaces_its_last_step() {
     );
 }
 
-/// Every delivery tells the deadline of its workflow, also of jobs that join it later.
+/// Every delivery states the deadline of its workflow, also for jobs that join it later.
 #[test]
 fn what_replaces_a_job_and_what_that_has_sent_have_its_deadline() {
     check(
@@ -194,7 +194,7 @@ fn a_cancelled_job_is_not_replaced() {
     );
 }
 
-/// Nothing of a cancelled workflow starts any more, though a job of it was left to run.
+/// No job of a cancelled workflow starts any more, even if one of its jobs was spared.
 #[test]
 fn a_job_of_a_cancelled_workflow_is_not_replaced_and_brings_no_others() {
     check(
@@ -212,7 +212,7 @@ fn a_job_of_a_cancelled_workflow_is_not_replaced_and_brings_no_others() {
     );
 }
 
-/// Somebody wants it to go on after all.
+/// A person wants it to continue after all.
 #[test]
 fn a_job_that_was_retried_after_its_workflow_was_cancelled_may_be_replaced() {
     check(
@@ -250,7 +250,7 @@ fn one_step_takes_the_place_of_a_job_and_reports_where_that_did() {
     );
 }
 
-/// It stays with its job, so another of that key is still refused.
+/// The key stays with its job, so another message with that key is still refused.
 #[test]
 fn a_key_goes_on_to_the_job_that_replaces_its_owner() {
     check(
@@ -274,7 +274,7 @@ fn a_key_goes_on_to_the_job_that_replaces_its_owner() {
     );
 }
 
-/// The job is what they make of it: its cancellation is theirs.
+/// The group's jobs now stand for the job: cancelling it cancels them.
 #[test]
 fn the_cancellation_of_a_job_ends_the_group_in_its_place() {
     for between in [
@@ -316,7 +316,7 @@ fn a_job_whose_group_runs_may_be_left_to_run() {
     );
 }
 
-/// `b/0` is before others, too, and goes on.
+/// `b/0` also comes before other steps, and continues.
 #[test]
 fn a_cancelled_group_takes_nothing_with_it_that_others_wait_for() {
     check(
@@ -332,8 +332,9 @@ fn a_cancelled_group_takes_nothing_with_it_that_others_wait_for() {
     );
 }
 
-/// The key of a failed job is free, and so is that of one that waits for a failed job. Retried, it goes on without the key,
-/// whatever the journal still says of it: the start of the join, and so its failure and its retry, are carried forward here.
+/// The key of a failed job is free, and so is that of a job that waits for a failed one. Once retried, it continues
+/// without the key, whatever the journal still says. The start of the join, and so its failure and its retry, are
+/// carried forward here.
 #[test]
 fn a_failed_group_frees_the_keys_of_the_jobs_that_it_blocks() {
     for carry in ["carry", "wait 1"] {
@@ -368,7 +369,7 @@ fn a_failed_group_frees_the_keys_of_the_jobs_that_it_blocks() {
     }
 }
 
-/// A record has room for so many ends; an operation takes steps.
+/// A record has room for a limited number of ends; an operation takes steps.
 #[test]
 fn a_group_of_many_in_the_place_of_a_job_is_cancelled_with_its_workflow() {
     let members: Vec<String> = (0..300)

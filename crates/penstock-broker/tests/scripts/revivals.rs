@@ -1,10 +1,10 @@
-//! A person retries the failed members of a group, and the group goes on.
+//! A person retries the failed members of a group, and the group continues.
 
 use penstock_broker::BrokerOptions;
 
 use crate::script::{ScriptWorld, check};
 
-/// Case 24. Whoever asked before saw why the body can't run; whoever asks from now on waits for it.
+/// Case 24. Clients that asked earlier saw why the body can't run; clients that ask from now on wait for it.
 #[test]
 fn a_group_goes_on_when_its_failed_member_is_retried() {
     check(
@@ -25,7 +25,7 @@ fn a_group_goes_on_when_its_failed_member_is_retried() {
     );
 }
 
-/// ... also by a broker that knows it from the journal alone, wherever that stands in it.
+/// The same for a broker that knows the group only from the journal, wherever it is in there.
 #[test]
 fn a_group_goes_on_after_crashes_and_when_its_journal_was_carried_forward() {
     let steps = [
@@ -34,7 +34,7 @@ fn a_group_goes_on_after_crashes_and_when_its_journal_was_carried_forward() {
         "w ack g/1; put g/1 two                   -> w confirm 3",
         "w consume default 1                      -> w deliver body[one two]",
     ];
-    // What the clients hear when they are back, before each of these steps.
+    // Outputs to the clients when they are back, before each of these steps.
     let hellos = [
         ["a hello -> a welcome 1", "w hello -> w welcome 2"],
         [
@@ -76,7 +76,7 @@ fn a_group_goes_on_after_crashes_and_when_its_journal_was_carried_forward() {
     }
 }
 
-/// The group has been carried forward, and its member has not: that stands in the segment that goes next.
+/// The group has been carried forward, but not its member, which is in the segment that is deleted next.
 #[test]
 fn a_group_has_heard_of_a_retry_while_a_segment_was_emptied() {
     for steps in 1..8 {
@@ -103,8 +103,8 @@ fn a_group_has_heard_of_a_retry_while_a_segment_was_emptied() {
     }
 }
 
-/// A join of its own for each step with callbacks, a chain, a group in a group: what a failure has blocked at any distance
-/// waits again.
+/// A join for each step with callbacks, a chain, a group in a group: everything that a failure has blocked, at any
+/// distance, waits again.
 #[test]
 fn all_that_a_failure_has_blocked_waits_again() {
     check(
@@ -133,7 +133,7 @@ fn all_that_a_failure_has_blocked_waits_again() {
     );
 }
 
-/// As each of them is put up with or not, whoever fails first.
+/// Whether each failure is tolerated or not, and whichever comes first.
 #[test]
 fn a_group_opens_again_once_it_puts_up_with_the_failures_that_are_left() {
     check(
@@ -161,7 +161,7 @@ fn a_group_opens_again_once_it_puts_up_with_the_failures_that_are_left() {
     );
 }
 
-/// A member that has failed may be retried before its group has ended, too.
+/// A failed member may also be retried before its group has ended.
 #[test]
 fn an_open_group_waits_again_for_a_member_that_is_retried() {
     check(
@@ -182,8 +182,8 @@ fn an_open_group_waits_again_for_a_member_that_is_retried() {
     );
 }
 
-/// It waited for a success that did not come, and for a failure that has come and was retried since. Once nothing but that
-/// is left, it is not needed, and neither is what waits for it. It used to stay blocked for ever, by nothing.
+/// The message waited for a success that did not come, and for a failure that has since been retried. Once only that is
+/// left, it is not needed, and neither are messages that wait for it. It used to stay blocked forever, by nothing.
 #[test]
 fn what_waits_for_a_failure_that_was_retried_is_not_needed_once_nothing_blocks_it() {
     for between in [
@@ -214,7 +214,7 @@ fn what_waits_for_a_failure_that_was_retried_is_not_needed_once_nothing_blocks_i
     }
 }
 
-/// What has been done about a failure stays done. It is told of that failure also when it begins after the retry.
+/// Errbacks that a failure has released stay released. They are given that failure even if they begin after the retry.
 #[test]
 fn what_a_failure_has_released_runs_once_whatever_is_retried() {
     check(
@@ -234,7 +234,7 @@ fn what_a_failure_has_released_runs_once_whatever_is_retried() {
     );
 }
 
-/// The one that failed goes on being the one that failed, for a body that its group has released without it.
+/// For a body that its group released without the failed member, that member remains failed.
 #[test]
 fn a_group_that_has_gone_on_without_a_member_does_not_turn_back() {
     check(
@@ -257,7 +257,7 @@ fn a_group_that_has_gone_on_without_a_member_does_not_turn_back() {
     );
 }
 
-/// Members that have succeeded have their results for as long as the group may go on, whatever their time.
+/// Successful members keep their results for as long as the group may continue, whatever their time to live.
 #[test]
 fn a_failed_group_keeps_the_results_that_its_body_would_read() {
     check(
@@ -300,7 +300,8 @@ fn the_failed_members_of_a_workflow_are_retried_together() {
     );
 }
 
-/// Case 35: nobody can retry what has failed the group, so what that has blocked goes at once, at any distance.
+/// Case 35: nobody can retry the job that failed the group, so everything it has blocked is dropped at once, at any
+/// distance.
 #[test]
 fn what_a_failed_job_has_blocked_goes_with_it() {
     for drop in [
@@ -329,7 +330,7 @@ fn what_a_failed_job_has_blocked_goes_with_it() {
     }
 }
 
-/// Another job of the group may still be retried, and then the group puts up with the one that is gone.
+/// Another job of the group may still be retried, and then the group tolerates the one that is gone.
 #[test]
 fn a_group_that_may_still_go_on_is_not_given_up() {
     check(
@@ -350,7 +351,7 @@ fn a_group_that_may_still_go_on_is_not_given_up() {
     );
 }
 
-/// More than fit into a step. What a crash cuts short goes on after it.
+/// More than fit into a step. Work that a crash interrupts continues after it.
 #[test]
 fn a_large_group_that_was_blocked_waits_again_in_steps() {
     let members: Vec<String> = (0..3_000).map(|index| format!("o/{index}")).collect();
@@ -374,7 +375,7 @@ fn a_large_group_that_was_blocked_waits_again_in_steps() {
         let blocked = "a knows Blocked in default attempt 0 crashes 0";
         assert_eq!(world.run("a info last"), [blocked]);
         let before = world.journal().len();
-        // A client that asks before all of them wait again is not told what was.
+        // A client that asks before all of them wait again is not given the old answer.
         let told = world.run("a retry g/0 && a watch last o/ o/2999");
         assert_eq!(told.len(), 4, "{told:?}");
         let pending = [

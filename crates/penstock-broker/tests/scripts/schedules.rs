@@ -1,11 +1,11 @@
-//! Schedules. `at60000` is the job of the time 60 seconds after the script's beginning; a schedule is shown with its times
-//! that have had jobs, that were skipped and that were missed: `poll:every60000:1+0+2`.
+//! Schedules. `at60000` is the job of the time 60 seconds after the script's beginning. A schedule is shown with the
+//! number of times that had jobs, were skipped and were missed: `poll:every60000:1+0+2`.
 
 use penstock_broker::BrokerOptions;
 
 use crate::script::check_with;
 
-/// Checks a script in which nobody minds that no worker is there yet.
+/// Checks a script without warnings that no worker is there yet.
 fn check(script: &str) {
     for resident_bodies_bytes in [None, Some(0)] {
         let options = BrokerOptions {
@@ -97,7 +97,7 @@ fn a_time_is_decided_once_through_kills() {
     }
 }
 
-/// Its record was not on disk, so nobody has seen the job.
+/// Its record was not on disk, so no client has seen the job.
 #[test]
 fn a_decision_that_a_power_cut_takes_is_made_again() {
     check(
@@ -138,7 +138,8 @@ fn a_clock_that_is_set_back_brings_no_time_again() {
     }
 }
 
-/// A clock that was a year ahead has decided all times of that year: it was wrong, and the schedule goes on from the present.
+/// A clock that was a year ahead has decided all times of that year. The clock was wrong, so the schedule continues
+/// from the present.
 #[test]
 fn a_clock_that_was_far_ahead_does_not_stop_a_schedule() {
     check(
@@ -245,7 +246,7 @@ fn the_job_before_is_cancelled_for_the_next() {
             "
         ));
     }
-    // One that waits is gone at once.
+    // A waiting job is cancelled at once.
     check(
         "
         a hello                                     -> a welcome 0
@@ -256,7 +257,7 @@ fn the_job_before_is_cancelled_for_the_next() {
         w consume default 9                         -> w deliver at120000
         ",
     );
-    // A group that runs in its place ends with all that is in it.
+    // A group that runs in its place ends with all of its members.
     for between in [NOTHING, "mark\ncarry"] {
         check(&format!(
             "
@@ -275,7 +276,7 @@ fn the_job_before_is_cancelled_for_the_next() {
     }
 }
 
-/// A job that a group has taken the place of is over with the group.
+/// A job that a group has replaced is over when the group is.
 #[test]
 fn a_queued_time_waits_for_the_group_in_the_place_of_the_job() {
     for last in [
@@ -408,7 +409,7 @@ fn missed_times_have_no_job_or_each_one() {
         w schedules                                 -> w schedules all:every600000:3+0+2:set:running:last3000000:Missed1200000:next3600000 none:every600000:0+0+5:set:Missed3000000:next3600000
         ",
     );
-    // However many they are, a hundred is enough.
+    // However many there are, a hundred is enough.
     check(
         "
         a hello                                     -> a welcome 0
@@ -519,7 +520,7 @@ fn the_newest_code_says_how_a_schedule_is() {
     }
 }
 
-/// A restart of a worker that declares the same moves no time.
+/// A restart of a worker that declares the same schedule moves no time.
 #[test]
 fn the_same_declaration_again_changes_nothing() {
     check(

@@ -1,8 +1,8 @@
-//! Each time of a schedule is decided once, and as its policies say, whatever happens in whatever order.
+//! Each time of a schedule is decided once, according to its policies, whatever happens in whatever order.
 //!
-//! - A time has one job at most, and its job is not handed out again once it has ended.
-//! - Unless they may overlap, no job comes while another one has not ended, retries and cancelling included.
-//! - Each time has had a job, was skipped, was missed, or waits for the end of a job; those of a pause count for nothing.
+//! - A time has at most one job, and that job is not handed out again once it has ended.
+//! - Unless jobs may overlap, none arrives while another has not ended, including retries and cancellations.
+//! - Each time had a job, was skipped, was missed, or waits for the end of a job; times during a pause do not count.
 
 use std::collections::BTreeSet;
 
@@ -11,13 +11,13 @@ use penstock_broker::BrokerOptions;
 use proptest::prelude::*;
 
 const EVERY_MS: u64 = 60_000;
-/// Distance by which the wall's clock may be behind its latest time. Beyond a day the broker takes the later one for wrong.
+/// Most that the wall clock may be behind its latest time. Beyond a day the broker considers the later time wrong.
 const MOST_BEHIND_MS: i64 = 20 * 60 * 60 * 1000;
 
 #[derive(Clone, Debug)]
 enum RandomStep {
     Wait(u64),
-    /// No broker runs for so long.
+    /// No broker runs for this long.
     Down(u64),
     SetClock(i64),
     Kill,
@@ -25,7 +25,7 @@ enum RandomStep {
     Carry,
     Ack,
     Fail,
-    /// The job runs again after so long.
+    /// The job runs again after this long.
     Retry(u64),
     Return,
     Pause,
@@ -57,15 +57,15 @@ struct WatchedSchedule {
     world: ScriptWorld,
     may_overlap: bool,
     cancels: bool,
-    /// Times whose jobs have come and have not ended; and whether a worker has them.
+    /// Times whose jobs have arrived and have not ended, and whether a worker has them.
     unfinished: Vec<(u64, bool)>,
     ended: BTreeSet<u64>,
-    /// How far the wall's clock is behind the latest time that it has shown.
+    /// Time by which the wall clock is behind the latest time that it has shown.
     behind_ms: i64,
     is_paused: bool,
-    /// First time that was not decided, when that was seen last.
+    /// First undecided time when the schedule was last looked at.
     next: u64,
-    /// Times that passed during pauses.
+    /// Number of times that passed during pauses.
     not_counted: u64,
 }
 
@@ -112,7 +112,7 @@ impl WatchedSchedule {
                 if output.starts_with("w deliver") {
                     self.comes(time);
                 } else if output.starts_with("w stop") {
-                    // First: the next comes with the return.
+                    // Before the return, which brings the next job.
                     self.ends(time);
                     self.run(&format!("w return at{time}"));
                 }
@@ -130,7 +130,7 @@ impl WatchedSchedule {
             Some((_, is_held)) => *is_held = true,
             None => {
                 if self.cancels {
-                    // One that waits is cancelled without a word.
+                    // A waiting job is cancelled without any output.
                     let waiting = self.unfinished.extract_if(.., |(_, is_held)| !*is_held);
                     self.ended.extend(waiting.map(|(time, _)| time));
                 }
@@ -200,7 +200,7 @@ impl WatchedSchedule {
                 let Some(time) = self.held() else { return };
                 match step {
                     RandomStep::Ack | RandomStep::Fail => {
-                        // First: the next may come in the same step.
+                        // Before the cancellation: the next job may come in the same step.
                         self.ends(time);
                         let verb = if matches!(step, RandomStep::Ack) {
                             "ack"
@@ -229,7 +229,7 @@ impl WatchedSchedule {
         }
     }
 
-    /// Notes the first time that is not decided. Returns how many are, and how many should be.
+    /// Notes the first undecided time. Returns how many times are decided, and how many should be.
     fn look(&mut self) -> (u64, u64) {
         let outputs = self.world.run("a schedules");
         let line = outputs.last().expect("an answer");

@@ -1,4 +1,4 @@
-//! Scripts for a broker: a line says what happens, and behind the arrow what the broker sends for it.
+//! Scripts for a broker: a line says what happens, and after the arrow which outputs the broker sends.
 //!
 //! ```text
 //!     a hello                      -> a welcome 0
@@ -8,10 +8,9 @@
 //!     w ack one; put one yes       -> w confirm 1
 //! ```
 //!
-//! Clients are words, and so are messages, queues and keys. Operations of one transaction are separated
-//! by `;`, transactions of one commit by `|`. Before the next line the disk has synced, unless it was told
-//! to `stall`. At the end of each script the broker is recovered from its records, and the copy must
-//! look like the original.
+//! Clients are words, and so are messages, queues and keys. Operations of one transaction are separated by `;`,
+//! transactions of one commit by `|`. Before the next line the disk has synced, unless a line made it `stall`. At
+//! the end of each script the broker is recovered from its records, and the copy must look like the original.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -37,9 +36,9 @@ use words::{
     number, plan, schedule_name, tallied, target, when,
 };
 
-/// Runs a script and compares each line's outputs with what stands behind its arrow.
+/// Runs a script and compares each line's outputs with those after its arrow.
 pub fn check(script: &str) {
-    // Nobody can tell whether bodies are in memory, or none of them.
+    // The outputs must be the same whether all bodies are in memory or none.
     for resident_bodies_bytes in [None, Some(0)] {
         let options = BrokerOptions {
             resident_bodies_bytes,
@@ -73,7 +72,7 @@ pub fn check_with(options: BrokerOptions, script: &str) {
     world.check_recovery();
 }
 
-/// The bytes of a question or a reply; those of `MiB:N` are so many.
+/// Returns the bytes of a question or a reply; `MiB:N` stands for N MiB.
 fn words(text: &str) -> Bytes {
     match text.strip_prefix("MiB:") {
         Some(mib) => vec![0; number(mib) as usize * (1 << 20) + 1].into(),
@@ -81,7 +80,7 @@ fn words(text: &str) -> Bytes {
     }
 }
 
-/// What one client is sent has an order; what several are sent has none.
+/// Sorts outputs by client: outputs to one client have an order, outputs to several have none.
 fn by_client<T: AsRef<str>>(mut outputs: Vec<T>) -> Vec<T> {
     outputs.sort_by(|one, other| {
         let client = |line: &T| line.as_ref().split(' ').next().map(str::to_owned);
@@ -95,24 +94,24 @@ pub struct ScriptWorld {
     broker: Broker,
     now: Now,
     epoch: u32,
-    /// What the journal holds, in order; `None` where a segment was reclaimed.
+    /// Records of the journal, in order; `None` where a segment was reclaimed.
     journal: Vec<Option<Vec<u8>>>,
-    /// How many of these are synced.
+    /// Number of synced records.
     synced: usize,
     is_stalled: bool,
     /// Records that can't be read any more.
     damaged: BTreeSet<usize>,
-    /// Where a segment ends, which `carry` empties.
+    /// End of the segment that `carry` empties.
     mark: usize,
     clients: BTreeMap<String, ScriptClient>,
     connections: u64,
-    /// The last lease of each message, and the one before as `old-` and its name.
+    /// Last lease of each message, and the one before as `old-` and its name.
     leases: BTreeMap<String, Lease>,
     messages: BTreeSet<String>,
     /// Messages of several queues, whose copies have leases of their own.
     copied: BTreeSet<String>,
     keys: BTreeSet<String>,
-    /// Whether deliveries are shown with the deadlines of their workflows, which older texts do not have.
+    /// Whether deliveries are shown with the deadlines of their workflows, which older texts lack.
     tells_deadlines: bool,
 }
 
@@ -150,10 +149,10 @@ impl ScriptWorld {
         }
     }
 
-    /// Does one line of a script; returns what the broker sent.
+    /// Runs one line of a script. Returns the broker's outputs.
     pub fn run(&mut self, command: &str) -> Vec<String> {
         if let Some((first, second)) = command.split_once(" && ") {
-            // Both are there before the broker goes on.
+            // Both arrive before the broker continues.
             for command in [first, second] {
                 let words: Vec<&str> = command.split_whitespace().collect();
                 self.run_client(words[0], &words[1..], command);
@@ -171,7 +170,7 @@ impl ScriptWorld {
                 self.pass(ms);
                 self.broker.handle_deadline(self.now);
             }
-            // Time goes by from deadline to deadline: how often the broker wakes in so long.
+            // Time passes from deadline to deadline: how often the broker wakes in this period.
             ["looks", ms] => return vec![self.looks(number(ms)).to_string()],
             ["wall", ms] => {
                 self.now.wall_ms = self
@@ -181,7 +180,7 @@ impl ScriptWorld {
                     .unwrap();
                 self.broker.handle_deadline(self.now);
             }
-            // The machine starts, and tells of it from here on.
+            // The machine starts, and provides its clock from here on.
             ["boot"] => {
                 let id = self.now.boot.map_or(1, |boot| boot.id[0] + 1);
                 self.now.boot = Some(Boot {
@@ -189,7 +188,7 @@ impl ScriptWorld {
                     ms: 0,
                 });
             }
-            // No broker runs for so long, and meanwhile somebody sets the wall's clock.
+            // No broker runs for this long, and meanwhile the wall clock is set.
             ["killed-for", ms, "wall", set_by] => {
                 self.take_records();
                 self.pass(number(ms));
@@ -245,7 +244,7 @@ impl ScriptWorld {
         self.settle()
     }
 
-    /// Whether the line names no client without a connection and no lease that was never given.
+    /// Whether the line names no client without a connection and no lease that was never granted.
     pub fn is_possible(&self, command: &str) -> bool {
         if command.starts_with("carry") {
             return !self.is_stalled;
@@ -298,7 +297,7 @@ impl ScriptWorld {
                 let conn = self.conn(name);
                 self.input(Input::Disconnected { conn, clean: false });
             }
-            // As in `w consume default 2 as=1 tasks=one+two`; no queues: `-`.
+            // For example `w consume default 2 as=1 tasks=one+two`; no queues: `-`.
             ["consume", queues, credit, ref options @ ..] => {
                 let conn = self.conn(name);
                 let mut consume = Consume {
@@ -350,7 +349,7 @@ impl ScriptWorld {
                 let waiter = None;
                 self.input(Input::Watch { conn, keys, waiter });
             }
-            // The client waits inside of a job.
+            // The client waits inside a job.
             ["job", waiter, "awaits", ref keys @ ..] => {
                 let conn = self.conn(name);
                 let keys = keys.iter().map(|name| self.key(name)).collect();
@@ -396,7 +395,7 @@ impl ScriptWorld {
                 let (ask, reply) = (number(ask), words(reply));
                 self.input(Input::Reply { conn, ask, reply });
             }
-            // `progress m0 fetching`, of a job that anybody has; `told m0` asks for it.
+            // `progress m0 fetching`, for a job that any client has; `told m0` asks for it.
             ["progress", message, body] => {
                 let conn = self.conn(name);
                 let progress = Progress {
@@ -468,7 +467,9 @@ impl ScriptWorld {
         }
     }
 
-    /// `[seq=N] [none|os] tx | tx ...`
+    /// Commits `[seq=N] [none
+    /// os] tx
+    /// tx ...`.
     fn commit(&mut self, name: &str, text: &str) {
         let mut durability = Durability::Disk;
         let mut text = text.trim();
@@ -654,7 +655,7 @@ impl ScriptWorld {
                         .map(|message| {
                             let queue = options.text("queue").unwrap_or("default");
                             let mut held = self.message(message, &options);
-                            // As in `each=o/`: each message is the member of that join that its name says.
+                            // For example `each=o/`: each message is the member of that join that its name says.
                             if let Some(join) = options.text("each") {
                                 let (_, index) = message.split_once('/').expect("join/index");
                                 let extras = held.extras.get_or_insert_default();
@@ -767,7 +768,7 @@ impl ScriptWorld {
         self.messages.insert(name.to_owned());
         let mut extras = extras(options);
         if let (Some(extras), Some(workflow)) = (&mut extras, options.text("workflow")) {
-            // A job that a schedule has made goes by no word.
+            // A job that a schedule has made has no word.
             extras.workflow = Some(self.lease(workflow).message);
         }
         Message {
@@ -790,7 +791,7 @@ impl ScriptWorld {
         }
     }
 
-    /// A word that was published names its result; any other is a key of its own.
+    /// Returns the key of a word: its result if it was published, otherwise a key of its own.
     fn key(&mut self, name: &str) -> Key {
         if self.messages.contains(name) || name.contains('/') {
             return Key::Result(message_id(name));
@@ -799,8 +800,8 @@ impl ScriptWorld {
         Key::Named(name.to_owned().into())
     }
 
-    /// `unless=key` claims as applications do; `claim=key` a derived key: `until=start`, or `for=` milliseconds, and
-    /// `conflict=refuse`, `replace`, or a longest wait in milliseconds.
+    /// Reads a claim: `unless=key` claims as applications do; `claim=key` claims a derived key with `until=start`, or
+    /// `for=` milliseconds, and `conflict=refuse`, `replace`, or a longest wait in milliseconds.
     fn claim(&mut self, options: &ScriptOptions<'_>) -> Option<Box<Claim>> {
         if let Some(key) = options.text("unless") {
             return Some(self.key(key).into());
@@ -836,9 +837,7 @@ impl ScriptWorld {
         self.clients[client].conn.expect("the client said hello")
     }
 
-    /// What the broker has counted, a line each for queues, tasks and those that it has forgotten. The first client
-    /// asks.
-    /// How many workers are on each page of the status.
+    /// Returns the number of workers on each page of the status, as asked for by this client.
     pub fn worker_pages(&mut self, client: &str) -> Vec<usize> {
         let (mut pages, mut after) = (Vec::new(), None);
         loop {
@@ -865,7 +864,7 @@ impl ScriptWorld {
         }
     }
 
-    /// The jobs that each worker has had for longest, and since when.
+    /// Lists the jobs that each worker has held the longest, and since when.
     fn running(&mut self) -> Vec<String> {
         let workers = self.broker.status().workers;
         let running = workers.iter().map(|worker| {
@@ -943,7 +942,7 @@ impl ScriptWorld {
         }
     }
 
-    /// The bytes of the journal, but for what was reclaimed.
+    /// Returns the bytes of the journal, except for reclaimed records.
     pub fn journal(&self) -> Vec<Option<Vec<u8>>> {
         self.journal.clone()
     }
@@ -954,7 +953,7 @@ impl ScriptWorld {
         self.restart(self.epoch);
     }
 
-    /// What messages and keys are called.
+    /// Returns the names of messages and keys.
     pub fn names(&self) -> (Vec<String>, Vec<String>) {
         let names = |set: &BTreeSet<String>| set.iter().cloned().collect();
         (names(&self.messages), names(&self.keys))
@@ -974,7 +973,7 @@ impl ScriptWorld {
                 self.describe(output, &mut outputs);
             }
             self.read_back();
-            // Work that is done in steps goes on at once.
+            // Work that is done in steps continues at once.
             let due_ms = self.broker.next_deadline();
             let is_idle = due_ms.is_none_or(|due_ms| due_ms > self.now.mono_ms);
             if is_idle && before == (self.journal.len(), outputs.len()) {
@@ -984,8 +983,7 @@ impl ScriptWorld {
         }
     }
 
-    /// Reads what the broker wants to have back, from the records that it wrote. Of what stands in a
-    /// record that is reclaimed, or damaged, it hears that.
+    /// Answers the broker's reads from the records that it wrote. Reads from a reclaimed or damaged record fail.
     fn read_back(&mut self) {
         for read in self.broker.poll_reads(1_000) {
             let index = read.position.0 as usize - 1;
@@ -1052,7 +1050,7 @@ impl ScriptWorld {
         recovery.finish(now, self.epoch)
     }
 
-    /// Becomes a broker on a journal that was repaired: records are gone wherever the disk was damaged.
+    /// Becomes a broker on a repaired journal: records are missing wherever the disk was damaged.
     pub fn lose_records(&mut self, is_lost: impl Fn(usize) -> bool) {
         let mut index = 0;
         self.journal.retain(|record| {
@@ -1070,8 +1068,8 @@ impl ScriptWorld {
         self.broker.assert_consistent();
     }
 
-    /// Carries a few things forward of those up to the mark, one by one, and leaves the journal as it is: the
-    /// segment is not empty yet.
+    /// Carries a few things before the mark forward, one by one, and leaves the journal as it is: the segment is not
+    /// empty yet.
     fn carry_steps(&mut self, steps: u64) {
         self.take_records();
         let end = match self.mark {
@@ -1085,7 +1083,7 @@ impl ScriptWorld {
         self.take_records();
     }
 
-    /// Empties the journal up to the mark, or of all that was in it, as reclaim does with a segment.
+    /// Empties the journal up to the mark, or completely, as reclaim empties a segment.
     fn carry_forward(&mut self) {
         self.take_records();
         let end = match std::mem::take(&mut self.mark) {
@@ -1102,11 +1100,11 @@ impl ScriptWorld {
         }
     }
 
-    /// A broker that recovers from the journal says the same of itself as the one that wrote it, once the
-    /// connections of that are lost.
+    /// Checks that a broker that recovers from the journal describes itself as the one that wrote it does, once that
+    /// one's connections are lost.
     pub fn check_recovery(&mut self) {
         self.is_stalled = false;
-        // What waits for space would be done by the copy, which knows of no lack of it.
+        // The copy knows of no lack of space, and would do work that waits for space here.
         self.input(Input::Space(Space::Plenty));
         let conns: Vec<ConnId> = self
             .clients

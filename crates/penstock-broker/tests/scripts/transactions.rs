@@ -1,4 +1,4 @@
-//! What a transaction does, and when anybody sees it; sessions that send them.
+//! What a transaction does, and when clients see it; sessions that send them.
 
 use crate::script::{check, check_with};
 use penstock_broker::BrokerOptions;
@@ -23,7 +23,7 @@ fn a_message_is_published_delivered_and_settled() {
 
 #[test]
 fn a_worker_is_no_busier_than_it_has_jobs() {
-    // It reports once a second at most: after a burst of short jobs its last word is out of date.
+    // A worker reports at most once a second: after a burst of short jobs its last report is out of date.
     check(
         "
         a hello                             -> a welcome 0
@@ -54,8 +54,8 @@ fn nothing_leaves_before_it_is_safe() {
         sync                                -> a confirm 2 2:refused 0 GuardFailed, a sees one pending, w deliver one
         ",
     );
-    // A message that was handed back is not given to another before that is safe: after a crash the
-    // first lease would hold again, and two would run it.
+    // A returned message is not given to another client before the return is safe: after a crash the first lease would
+    // hold again, and two clients would run it.
     check(
         "
         a hello                             -> a welcome 0
@@ -86,7 +86,7 @@ fn nothing_leaves_before_it_is_safe() {
         sync                                -> a confirm 5, w deliver three
         ",
     );
-    // A refusal rests on all that was decided before, whatever it asked for itself.
+    // A refusal depends on all earlier decisions, whatever durability it asked for itself.
     check(
         "
         a hello                             -> a welcome 0
@@ -96,7 +96,7 @@ fn nothing_leaves_before_it_is_safe() {
         sync                                -> a confirm 2 2:refused 0 AlreadyExists
         ",
     );
-    // What a join releases rests on the hold as well.
+    // Messages that a join releases also depend on the hold.
     check(
         "
         w hello                             -> w welcome 0
@@ -107,7 +107,7 @@ fn nothing_leaves_before_it_is_safe() {
         sync                                -> w confirm 2, w deliver one
         ",
     );
-    // Nobody is told that a value is pending after having been told the value.
+    // No client is told that a value is pending after having received the value.
     check(
         "
         w hello                             -> w welcome 0
@@ -120,7 +120,7 @@ fn nothing_leaves_before_it_is_safe() {
         sync                                -> w confirm 3, w deliver two
         ",
     );
-    // A value rests on its record, and so does its absence.
+    // A value depends on its record, and so does its absence.
     check(
         "
         a hello                             -> a welcome 0
@@ -133,7 +133,7 @@ fn nothing_leaves_before_it_is_safe() {
         sync                                -> a confirm 3, a sees key Succeeded two, a sees key gone
         ",
     );
-    // A client that can't take more is sent confirms, and nothing else until it can.
+    // A client that can't take more receives confirms, and nothing else until it can.
     check(
         "
         w hello                             -> w welcome 0
@@ -231,7 +231,7 @@ fn a_resent_transaction_is_answered_and_not_applied_again() {
         a status                            -> a status default:2/0/0 clients 1 results 0 evicted 0
         ",
     );
-    // What was not safe when the broker died was not told of, and is applied when it is resent.
+    // Transactions that were not safe when the broker died were not confirmed, and are applied when they are resent.
     check(
         "
         a hello                             -> a welcome 0
@@ -245,7 +245,7 @@ fn a_resent_transaction_is_answered_and_not_applied_again() {
         a status                            -> a status default:2/0/0 clients 1 results 0 evicted 0
         ",
     );
-    // Numbers that were confirmed with little durability, and then lost, are not missed.
+    // Numbers that were confirmed with little durability, and then lost, do not count as missing.
     check(
         "
         a hello                             -> a welcome 0
@@ -365,8 +365,9 @@ fn a_large_transaction_comes_in_parts() {
     );
 }
 
-/// Seed 5005336 of the simulator: the first welcome was lost with its connection, and the second said that everything up
-/// to the last number had been applied. The client then took for confirmed what nobody had.
+/// Seed 5005336 of the simulator: the first welcome was lost with its connection, and the second said that everything
+/// up to the last number had been applied. The client then believed that transactions were confirmed that no broker
+/// had.
 #[test]
 fn a_client_is_told_that_it_was_forgotten_until_it_has_heard_it() {
     check(

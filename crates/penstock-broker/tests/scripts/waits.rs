@@ -1,9 +1,9 @@
-//! Jobs that wait for others in the midst of their work: what they wait for goes first, a wait in a circle is refused,
-//! and so is one that nobody can end.
+//! Jobs that wait for others in the middle of their work. The jobs that they wait for go first. A wait in a circle is
+//! refused, and so is one that nothing can end.
 
 use crate::script::check;
 
-/// Order alone would begin all that is wide before anything that is deep.
+/// Order alone would begin everything wide before anything deep.
 #[test]
 fn what_a_running_job_waits_for_goes_before_what_came_earlier() {
     check(
@@ -44,8 +44,8 @@ fn of_awaited_jobs_the_deepest_goes_first_and_then_the_oldest() {
     );
 }
 
-/// Who waits is known of a task once one of its jobs has waited. Its others begin when nothing is left that has begun to
-/// be waited for; tasks that never wait have their turns as ever.
+/// A task counts as waiting once one of its jobs has waited. Its other jobs begin when no awaited job is left to run;
+/// tasks that never wait take turns as usual.
 #[test]
 fn an_awaited_job_waits_for_its_turn_with_tasks_that_never_wait() {
     check(
@@ -80,7 +80,7 @@ fn a_priority_stands_above_what_is_awaited() {
     );
 }
 
-/// A worker gives back what it has not begun when one of its jobs waits.
+/// A worker returns the jobs that it has not begun when one of its jobs waits.
 #[test]
 fn an_awaited_job_that_comes_back_goes_first_again() {
     check(
@@ -137,7 +137,7 @@ fn members_of_an_awaited_group_go_first() {
     );
 }
 
-/// It is a hint: a broker that was killed begins in order, and hears of the waits again.
+/// This is a hint: a restarted broker begins in order, and learns of the waits again.
 #[test]
 fn a_new_broker_learns_of_waits_when_their_clients_are_back() {
     check(
@@ -191,7 +191,7 @@ fn a_wait_that_closes_a_circle_is_refused_and_names_all_jobs_in_it() {
     );
 }
 
-/// A job of a group waits for what the group holds, or for its own workflow; or for a job which does.
+/// A job of a group waits for messages that the group holds, for its own workflow, or for a job that does so.
 #[test]
 fn a_circle_through_a_group_is_found() {
     check(
@@ -211,7 +211,7 @@ fn a_circle_through_a_group_is_found() {
     );
 }
 
-/// What a failed group holds waits for nobody, until a person retries the member that has failed it.
+/// Messages that a failed group holds wait for no job, until a person retries the member that has failed it.
 #[test]
 fn a_circle_that_a_retry_closes_is_found() {
     check(
@@ -229,7 +229,7 @@ fn a_circle_that_a_retry_closes_is_found() {
         w ack g/0; put g/0 zero                 -> w confirm 3, w deliver body[zero one]
         ",
     );
-    // The body's own group hears of the retry in a step of its own.
+    // The body's own group learns of the retry in a later step.
     check(
         "
         a hello                                 -> a welcome 0
@@ -242,7 +242,7 @@ fn a_circle_that_a_retry_closes_is_found() {
         a retry g/0                             -> a confirm 2 2:Failed, c refused last Cycle g/1 last h/0
         ",
     );
-    // A job that waits for what no other waits for goes on to do so.
+    // A job that waits for something outside the circle continues to do so.
     check(
         "
         a hello                                 -> a welcome 0
@@ -279,7 +279,7 @@ fn a_wait_that_is_over_closes_no_circle() {
     );
 }
 
-/// An earlier run of a job binds the next one to nothing.
+/// An earlier run of a job does not bind the next one.
 #[test]
 fn a_wait_of_an_earlier_run_closes_no_circle() {
     check(

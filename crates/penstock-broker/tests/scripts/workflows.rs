@@ -1,4 +1,5 @@
-//! Steps that wait for others: which outcome releases them, and what they are given. `g/` is a join, `g/0` its first member.
+//! Steps that wait for others: which outcome releases them, and which values they get. `g/` is a join, `g/0` its first
+//! member.
 
 use penstock_broker::BrokerOptions;
 
@@ -40,8 +41,8 @@ fn each_step_of_a_chain_is_given_the_value_of_the_one_before() {
     );
 }
 
-/// Case 9: the first member beyond what the group puts up with decides. What waited for it says which job has failed, and so
-/// does all that waited for that; others of the group go on.
+/// Case 9: the first member beyond those that the group tolerates decides. Messages that waited for it name the failed
+/// job, and so do all that waited for those; other members continue.
 #[test]
 fn what_a_failure_has_blocked_names_the_job_that_failed() {
     check(
@@ -102,7 +103,8 @@ fn one_failure_more_than_a_group_puts_up_with_blocks_its_body() {
     );
 }
 
-/// A crash used to lose why the later steps of a chain had failed: only the first was told again in the right order.
+/// A crash used to lose the reason why later steps of a chain had failed: only the first was reported again in the
+/// right order.
 #[test]
 fn what_a_failure_has_blocked_names_the_job_that_failed_after_a_crash() {
     check(
@@ -143,7 +145,7 @@ fn a_failed_job_is_named_once_by_all_that_it_has_blocked() {
     );
 }
 
-/// A member that is itself held back by a failure has failed, because of that one.
+/// A member that is itself blocked by a failure has failed because of that failure.
 #[test]
 fn a_body_is_given_what_has_blocked_a_member() {
     check(
@@ -181,7 +183,7 @@ fn a_group_in_a_group_is_a_list_in_a_list() {
     );
 }
 
-/// Case 21: once, on the failure, with what has failed.
+/// Case 21: once, on the failure, with the failed jobs.
 #[test]
 fn what_waits_for_a_failure_runs_once_when_it_comes() {
     check(
@@ -218,7 +220,7 @@ fn what_waits_for_a_failure_that_does_not_come_ends_as_not_needed() {
     );
 }
 
-/// It used to tell the joins that it is a member of that it had failed, as one that was cancelled, so that its own errback ran.
+/// It used to report to its joins that it had failed, as a cancelled job does, so that its own errback ran.
 #[test]
 fn what_is_not_needed_has_neither_succeeded_nor_failed() {
     check(
@@ -240,7 +242,7 @@ fn what_is_not_needed_has_neither_succeeded_nor_failed() {
     );
 }
 
-/// Case 14: neither their time nor the cap takes values that a body is still to read. Then both do.
+/// Case 14: neither age nor the cap removes values that a body has yet to read. After that, both do.
 #[test]
 fn values_are_pinned_until_the_body_has_settled() {
     check(
@@ -267,8 +269,8 @@ fn values_are_pinned_until_the_body_has_settled() {
     );
 }
 
-/// The result of a failed group says which jobs have failed it, and the client asks for their errors then. These used to be gone
-/// after their own time, and the group's failure had no cause.
+/// The result of a failed group says which jobs have failed it, and the client then asks for their errors. These used
+/// to expire after their own time, which left the group's failure without a cause.
 #[test]
 fn the_errors_that_have_failed_a_group_are_pinned_as_long_as_its_result_is_kept() {
     for between in ["# No crash.", "carry\nkill\na hello -> a welcome 1"] {
@@ -288,8 +290,9 @@ fn the_errors_that_have_failed_a_group_are_pinned_as_long_as_its_result_is_kept(
     }
 }
 
-/// What a failed body is still to read was looked at once a minute, each value alone, for the month in which it may be retried.
-/// Here each of two is looked at once an hour on the second day; as often the broker looks whether names are still in use.
+/// Values that a failed body has yet to read were each checked once a minute, for the month in which it may be retried.
+/// Here each of two is checked once an hour on the second day. The broker checks as often whether names are still in
+/// use.
 #[test]
 fn values_that_are_pinned_for_long_are_looked_at_ever_more_rarely() {
     check(
@@ -308,7 +311,8 @@ fn values_that_are_pinned_for_long_are_looked_at_ever_more_rarely() {
     );
 }
 
-/// Of a member that never ran only the time and the reason of its end are kept. Its time used to take them from its body.
+/// Only the time and the reason of its end are kept for a member that never ran. Its time to live used to take these
+/// from its body.
 #[test]
 fn how_a_member_ended_unrun_is_kept_until_the_body_has_settled() {
     check(
@@ -334,7 +338,8 @@ fn how_a_member_ended_unrun_is_kept_until_the_body_has_settled() {
     );
 }
 
-/// The first results of a large group used to go when its task's results were over the cap, and its body got a part.
+/// The first results of a large group used to be dropped when its task's results were over the cap, and its body got
+/// only some.
 #[test]
 fn the_cap_on_results_spares_those_that_a_body_is_to_read() {
     let options = BrokerOptions {
@@ -362,7 +367,7 @@ fn the_cap_on_results_spares_those_that_a_body_is_to_read() {
     );
 }
 
-/// Case 27, as far as jobs go: all that belongs to the workflow is cancelled, and nothing else.
+/// Case 27, as far as jobs are concerned: everything in the workflow is cancelled, and nothing else.
 #[test]
 fn a_workflow_is_cancelled_by_its_id() {
     check(
@@ -389,7 +394,7 @@ fn inputs_are_those_of_the_join_that_holds_the_job() {
     );
 }
 
-/// A workflow is listed from its beginning to its end, with the jobs that it has in each state, and for a day after.
+/// A workflow is listed from its beginning to its end, with its jobs in each state, and for a day after.
 #[test]
 fn a_workflow_is_listed_with_counts_of_its_jobs() {
     check(
@@ -417,7 +422,7 @@ fn a_workflow_is_listed_with_counts_of_its_jobs() {
     );
 }
 
-/// Whatever the journal does meanwhile: jobs whose records are older than their workflow's end for it, too.
+/// The same while the journal is reclaimed: jobs whose records are older than their workflow's also end for it.
 #[test]
 fn a_workflow_keeps_its_counts_while_the_journal_is_carried_forward() {
     check(
@@ -479,7 +484,7 @@ fn a_workflow_that_has_failed_names_what_is_blocked() {
     );
 }
 
-/// Its jobs end, and it ends with them; errbacks that were not needed are not among those cancelled.
+/// Its jobs end, and it ends with them; errbacks that were not needed do not count as cancelled.
 #[test]
 fn a_workflow_ends_as_its_last_step_does() {
     check(
@@ -504,7 +509,7 @@ fn a_workflow_ends_as_its_last_step_does() {
     );
 }
 
-/// A group whose members were cancelled has failed, but not the workflow that was cancelled as a whole.
+/// A group whose members were cancelled has failed, but a workflow that was cancelled as a whole has not.
 #[test]
 fn a_workflow_that_is_cancelled_says_so() {
     check(
@@ -526,8 +531,8 @@ fn a_workflow_that_is_cancelled_says_so() {
     );
 }
 
-/// Case 27: nothing of it starts any more, whoever sends it. What a job of it brings with its success is skipped: see
-/// `replaced.rs`.
+/// Case 27: no part of it starts any more, whichever client sends it. Jobs that one of its jobs sends with its success
+/// are skipped: see `replaced.rs`.
 #[test]
 fn what_comes_to_a_cancelled_workflow_is_cancelled() {
     for between in ["", "carry", "kill"] {
@@ -552,7 +557,7 @@ fn what_comes_to_a_cancelled_workflow_is_cancelled() {
     }
 }
 
-/// A job that goes on in spite of that may send more: an errback after a deadline, and one that somebody retries.
+/// A job that continues anyway may send more: an errback after a deadline, or a job that a person retries.
 #[test]
 fn what_goes_on_of_a_cancelled_workflow_may_send_more() {
     check(
@@ -569,8 +574,8 @@ fn what_goes_on_of_a_cancelled_workflow_may_send_more() {
     );
 }
 
-/// The retried job may be one of a group that stays failed. Carried forward, that group used to be taken for a failure after the
-/// retry, and a broker that read the journal said that the workflow had ended.
+/// The retried job may belong to a group that stays failed. Once carried forward, that group used to be taken for a
+/// failure after the retry, and a broker that read the journal reported that the workflow had ended.
 #[test]
 fn a_workflow_goes_on_while_its_failed_group_is_carried_forward() {
     check(
@@ -590,7 +595,7 @@ fn a_workflow_goes_on_while_its_failed_group_is_carried_forward() {
     );
 }
 
-/// A job that is retried, or comes later, opens its workflow again.
+/// A job that is retried, or arrives later, reopens its workflow.
 #[test]
 fn a_workflow_goes_on_with_a_job_that_is_retried() {
     check(
@@ -622,7 +627,7 @@ fn a_workflow_goes_on_with_a_job_that_is_retried() {
     );
 }
 
-/// What ends is forgotten before its time when there is too much of it; what goes on never is.
+/// Ended workflows are forgotten early when there are too many; workflows that continue never are.
 #[test]
 fn no_more_ended_workflows_are_listed_than_are_kept() {
     let options = BrokerOptions {
@@ -663,7 +668,7 @@ fn a_workflow_keeps_its_deadline_its_sender_and_its_steps() {
     );
 }
 
-/// Steps of a graph may wait for any end of some, and for the success of others.
+/// Steps of a graph may wait for any end of some members, and for the success of others.
 #[test]
 fn a_member_may_be_expected_to_end_however_it_does() {
     check(
@@ -698,7 +703,7 @@ fn what_expects_a_failure_runs_when_that_comes() {
     );
 }
 
-/// It ends as not needed, as does all that waits for it; and what is to run in any case does.
+/// It ends as not needed, as do all messages that wait for it; messages that are to run in any case do.
 #[test]
 fn what_expects_a_failure_that_does_not_come_is_not_needed() {
     for pause in [
@@ -785,7 +790,7 @@ fn expectations_are_of_members_and_in_their_order() {
     );
 }
 
-/// Cases 1 and 2, where the group is a part of something.
+/// Cases 1 and 2, where the group is part of another step.
 #[test]
 fn a_group_without_members_succeeds_at_once() {
     check(
@@ -803,7 +808,7 @@ fn a_group_without_members_succeeds_at_once() {
     );
 }
 
-/// Case 39: times of a step that waits for others begin when it may run.
+/// Case 39: times of a step that waits for others count from when it may run.
 #[test]
 fn a_countdown_of_a_held_message_begins_with_its_release() {
     check(
@@ -863,7 +868,7 @@ fn a_time_that_a_person_named_is_kept_while_a_message_is_held() {
     );
 }
 
-/// What waits for a failure has times of its own, too.
+/// Errbacks have times of their own, too.
 #[test]
 fn what_a_failure_releases_may_wait_from_then_on() {
     check(
@@ -883,8 +888,8 @@ fn what_a_failure_releases_may_wait_from_then_on() {
     );
 }
 
-/// The journal may tell of a job twice, once where it came and once where it was carried forward. A broker that read both counted
-/// it twice when its group failed.
+/// The journal may contain a job twice, once where it arrived and once where it was carried forward. A broker that read
+/// both counted it twice when its group failed.
 #[test]
 fn a_blocked_job_that_the_journal_names_twice_is_counted_once() {
     check(

@@ -1,4 +1,4 @@
-//! The words of a script: how a line is read, and how an output is told.
+//! Words of a script: how a line is read, and how an output is described.
 
 use penstock_broker::{Answer, Broker, ConnId, Input, Now, Output, Position, Query};
 use penstock_message::{
@@ -42,7 +42,7 @@ impl<'a> ScriptOptions<'a> {
     }
 }
 
-/// `member=join:index`, `headers=name:value`, `retries=3`.
+/// Reads `member=join:index`, `headers=name:value`, `retries=3`.
 pub(super) fn extras(options: &ScriptOptions<'_>) -> Option<Box<Extras>> {
     let member = options.text("member").map(|member| {
         let (join, index) = member.split_once(':').expect("join:index");
@@ -78,7 +78,7 @@ pub(super) fn when(outcome: Option<&str>) -> JoinOutcome {
     }
 }
 
-/// A message by its name, or all that match: `all queue=mail task=send`.
+/// Reads a message by its name, or all that match: `all queue=mail task=send`.
 pub(super) fn target(name: &str, options: &ScriptOptions<'_>) -> Target {
     match name {
         "all" => Target::Filter(filter(options)),
@@ -110,7 +110,7 @@ pub(super) fn padded(name: &str) -> [u8; 16] {
     bytes
 }
 
-/// `g/` is a join, `g/2` its member with the index 2, by its id; any other name stands for itself.
+/// Returns the id of a name: `g/` is a join, `g/2` its member with index 2; any other name stands for itself.
 pub(super) fn message_id(name: &str) -> MessageId {
     match name.split_once('/') {
         Some((join, "")) => MessageId(padded(join)).join_of(),
@@ -126,7 +126,7 @@ pub(super) fn join_id(name: &str) -> MessageId {
 }
 
 pub(super) fn name_of_message(id: &MessageId) -> String {
-    // No name begins with such a byte, as the time in a schedule's job does.
+    // No name begins with this byte, as the time in a schedule's job does.
     if let [0x01, ..] = id.0 {
         let ms = id.0[..6]
             .iter()
@@ -134,7 +134,7 @@ pub(super) fn name_of_message(id: &MessageId) -> String {
         return format!("at{}", ms as i64 - 1_700_000_000_000);
     }
     let name = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end().to_owned();
-    // The tail of a name is text, which as a number is far more.
+    // The tail of a name is text, which is a much larger number.
     match id.index_in_join() {
         None => format!("{}/", name(&id.0[..13])),
         Some(index @ 0..=0xffff) => format!("{}/{index}", name(&id.0[..13])),
@@ -149,7 +149,8 @@ pub(super) fn schedule_name(name: &str) -> ScheduleName {
     }
 }
 
-/// `every=60000`, `at=5000`, `cron=30_2_*_*_* zone=Europe/Paris`; `overlap=queue catch-up=all window=5000 jitter=1000`.
+/// Reads a plan: `every=60000`, `at=5000`, `cron=30_2_*_*_* zone=Europe/Paris`; `overlap=queue catch-up=all window=5000
+/// jitter=1000`.
 pub(super) fn plan(message: Message, options: &ScriptOptions<'_>) -> SchedulePlan {
     let every = options.number("every").map(Rhythm::Every);
     let at = options
@@ -185,7 +186,7 @@ pub(super) fn plan(message: Message, options: &ScriptOptions<'_>) -> SchedulePla
     }
 }
 
-/// `version=2 started=7`, or `version=v2`.
+/// Reads `version=2 started=7`, or `version=v2`.
 pub(super) fn generation(options: &ScriptOptions<'_>) -> AppRelease {
     AppRelease {
         version: match options.text("version") {
@@ -199,7 +200,7 @@ pub(super) fn generation(options: &ScriptOptions<'_>) -> AppRelease {
     }
 }
 
-/// As in `nightly:every60000:1+0+0:last0:next60000`: fired, skipped, missed.
+/// Describes a schedule, such as `nightly:every60000:1+0+0:last0:next60000`: fired, skipped, missed.
 fn describe_schedule(schedule: &ScheduleInfo) -> String {
     let ms = |time: u64| time as i64 - 1_700_000_000_000;
     let mut line = schedule.name.name.clone();
@@ -447,7 +448,7 @@ pub(super) fn describe_answer(answer: &Answer) -> String {
                     line += &format!("-{}ms", queue.oldest_ready_ms);
                 }
             }
-            // Pages have them in an order of the broker's own.
+            // Pages list them in the broker's own order.
             let mut workers: Vec<_> = status.workers.iter().collect();
             workers.sort_by(|one, other| one.name.cmp(&other.name));
             for worker in workers {
@@ -467,7 +468,7 @@ pub(super) fn describe_answer(answer: &Answer) -> String {
     }
 }
 
-/// `body:nightly:failed:waiting1+failed1` and `-over` once it has ended.
+/// Describes a workflow: `body:nightly:failed:waiting1+failed1`, and `-over` once it has ended.
 fn describe_workflow(workflow: &WorkflowInfo) -> String {
     let WorkflowInfo {
         id, name, state, ..
@@ -518,7 +519,7 @@ fn describe_node(node: &NodeState) -> String {
     }
 }
 
-/// Those that are not zero: `enqueued3+started2`.
+/// Describes the counts that are not zero: `enqueued3+started2`.
 pub(super) fn job_counts(counts: &JobCounts) -> String {
     let all = [
         ("enqueued", counts.enqueued),
@@ -539,7 +540,7 @@ pub(super) fn job_counts(counts: &JobCounts) -> String {
     }
 }
 
-/// `lately` when all of it was within the last minute.
+/// Describes counts; `lately` if all were within the last minute.
 pub(super) fn tallied(tallied: &Tallied) -> String {
     let Tallied {
         counts,
@@ -551,7 +552,7 @@ pub(super) fn tallied(tallied: &Tallied) -> String {
     }
 }
 
-/// All that can be seen of a broker from outside.
+/// Describes everything visible about a broker from outside.
 pub(super) fn describe_whole(
     broker: &mut Broker,
     now: Now,
@@ -609,7 +610,7 @@ pub(super) fn describe_whole(
                 Output::Values { values, .. } => {
                     lines.extend(values.iter().map(|(key, state)| describe_value(key, state)));
                 }
-                // Queues that hold nothing are not remembered.
+                // Empty queues are not remembered.
                 Output::Answer {
                     answer: Answer::Status(page),
                     ..
@@ -630,7 +631,7 @@ pub(super) fn describe_whole(
                     *status.others = Others::default();
                     status.space = Space::Plenty;
                     status.memory_is_full = false;
-                    // What is counted since the start is not remembered either.
+                    // Counts since the start are not remembered either.
                     for queue in &mut status.queues {
                         (queue.refused, queue.dropped) = (0, 0);
                         queue.tallied = Tallied::default();
