@@ -1,5 +1,5 @@
-//! Protocol state of a client: what it may say when, which bytes wait to be sent to it, and whether
-//! it is still there. Decides nothing about queues.
+//! Protocol state of a client: which frames it may send, which bytes wait for it, and whether it is still there.
+//! Decides nothing about queues.
 
 use bytes::{Buf, BytesMut};
 use penstock_faults::perhaps;
@@ -9,7 +9,7 @@ use penstock_wire::{Decoder, MAX_FRAME_BYTES, MAX_HELLO_BYTES, WireError, encode
 
 /// Time within which a new connection must say hello.
 const GREETING_MS: u64 = 5_000;
-/// Time that a closing connection has to receive the reason.
+/// Time for a closing connection to receive the reason.
 const CLOSING_MS: u64 = 2_000;
 /// Waiting bytes above which no deliveries and values are added.
 const HIGH_WATER_BYTES: usize = 1 << 20;
@@ -17,10 +17,10 @@ const HIGH_WATER_BYTES: usize = 1 << 20;
 const LOW_WATER_BYTES: usize = 256 << 10;
 /// Waiting bytes above which a client is not read until it has received most of them.
 const BACKLOG_BYTES: usize = 4 << 20;
-/// A larger buffer is freed once it is empty.
+/// Size above which an empty buffer is freed.
 const KEPT_BYTES: usize = 128 << 10;
 
-/// Bytes kept of a client's frames while they wait for space on the disk.
+/// Maximum bytes of a client's frames that wait for disk space.
 const BLOCKED_BYTES: usize = 1 << 20;
 
 /// Whether a connection must show the token.
@@ -39,30 +39,30 @@ pub(crate) struct Connection {
     out: BytesMut,
     received_at_ms: u64,
     sent_at_ms: u64,
-    /// Whether its welcome is on its way. Nothing else may come before it.
+    /// Whether its welcome is on its way. Nothing else may be sent before it.
     pub(crate) welcomed: bool,
-    /// Whether the core was told that there is no room.
+    /// Whether the core knows that there is no room.
     pub(crate) full: bool,
     /// Whether it is in the engine's list of connections with something to send.
     pub(crate) listed: bool,
-    /// Whether it is not read because it receives too little of its waiting bytes.
+    /// Whether it is not read because it receives its waiting bytes too slowly.
     backlogged: bool,
-    /// Bytes of its frames that the engine holds back until there is space on the disk.
+    /// Bytes of its frames that the engine holds back until there is disk space.
     pub(crate) blocked_bytes: usize,
-    /// Time at which the engine looks at its deadline next.
+    /// Time of the next check of its deadline.
     pub(crate) check_at_ms: u64,
 }
 
 #[derive(Debug)]
 pub(crate) enum ConnectionStage {
-    /// Only a hello is accepted. One that is continued waits here for its rest.
+    /// Only a hello is accepted. The beginning of a continued hello is kept here.
     Greeting {
         until_ms: u64,
         hello: Option<Box<AcceptedHello>>,
     },
-    /// The core knows it, and this version of the protocol is spoken.
+    /// The core knows the connection, and this protocol version is spoken.
     Open { heartbeat_ms: u64, version: u32 },
-    /// Waiting bytes are still sent; nothing is read any more.
+    /// Waiting bytes are still sent; nothing more is read.
     Closing { until_ms: u64 },
 }
 
@@ -75,7 +75,7 @@ pub(crate) struct AcceptedHello {
     pub(crate) leases: Vec<Lease>,
 }
 
-/// Action that is due for a connection by the clock.
+/// Action that is due for a connection at this time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DueAction {
     Nothing,
@@ -113,7 +113,7 @@ impl Connection {
     }
 
     pub(crate) fn receive(&mut self, now_ms: u64, bytes: &[u8]) {
-        // Of one that takes nothing in, only that it does again is a sign of life.
+        // A backlogged client shows life only by receiving again.
         if !self.backlogged {
             self.received_at_ms = now_ms;
         }
@@ -129,12 +129,12 @@ impl Connection {
         self.decoder.next_message()
     }
 
-    /// Allows frames of any size from now on: its hello was valid.
+    /// Allows frames of any size: the hello was valid.
     pub(crate) fn trust(&mut self) {
         self.decoder.set_max_frame_bytes(MAX_FRAME_BYTES);
     }
 
-    /// Takes the beginning of a hello that was continued.
+    /// Takes the beginning of a continued hello.
     pub(crate) fn take_hello(&mut self) -> Option<Box<AcceptedHello>> {
         match &mut self.stage {
             ConnectionStage::Greeting { hello, .. } => hello.take(),
@@ -173,12 +173,12 @@ impl Connection {
         self.backlogged |= self.out.len() > BACKLOG_BYTES;
     }
 
-    /// Whether the client has too much left to receive; its own frames wait meanwhile.
+    /// Whether the client has too many bytes left to receive; its own frames wait in that time.
     pub(crate) fn is_backlogged(&self) -> bool {
         self.backlogged
     }
 
-    /// Whether so many of its bytes wait for space on the disk that the rest must wait as well.
+    /// Whether so many of its bytes wait for disk space that further ones must wait too.
     pub(crate) fn is_blocked(&self) -> bool {
         self.blocked_bytes > BLOCKED_BYTES
     }
@@ -198,7 +198,7 @@ impl Connection {
     pub(crate) fn sent(&mut self, now_ms: u64, bytes: usize) {
         self.out.advance(bytes);
         if self.backlogged && bytes > 0 {
-            // It receives its bytes, and its own frames are not read meanwhile.
+            // The client receives bytes, and its own frames are not read in that time.
             self.received_at_ms = now_ms;
             self.backlogged = self.out.len() > LOW_WATER_BYTES;
         }
@@ -215,7 +215,7 @@ impl Connection {
         self.full && self.out.len() <= LOW_WATER_BYTES
     }
 
-    /// Excuses a client's silence for a time in which we did not read.
+    /// Excuses a client's silence for a time in which it was not read.
     pub(crate) fn excuse_silence(&mut self, now_ms: u64, unread_ms: u64) {
         self.received_at_ms = self.received_at_ms.saturating_add(unread_ms).min(now_ms);
         if let ConnectionStage::Greeting { until_ms, .. } = &mut self.stage {
@@ -241,7 +241,7 @@ impl Connection {
         }
     }
 
-    /// Returns the time to call [`Connection::due`] again, unless more is sent or received before.
+    /// Returns the time to call [`Connection::due`] again, unless something is sent or received before.
     pub(crate) fn next_deadline_ms(&self) -> u64 {
         match self.stage {
             ConnectionStage::Greeting { until_ms, .. } | ConnectionStage::Closing { until_ms } => {

@@ -4,24 +4,22 @@ use std::fs::{self, File};
 use std::io;
 use std::os::fd::OwnedFd;
 
-/// Makes this process independent of the one that started it: a session of its own (no terminal can
-/// end it), `/` for a working directory (it keeps no file system busy), and none of the files that
-/// it inherited. Standard error stays until [`release_stderr`]: why a start failed is said there. Returns
-/// the former standard input.
+/// Makes this process independent of its parent: its own session (no terminal can end it), `/` as the working directory
+/// (it keeps no file system busy), and no inherited files. Standard error stays open until [`release_stderr`], since it
+/// reports why a start failed. Returns the former standard input.
 ///
 /// # Safety
 ///
-/// Closes every file but the standard streams. To be called before this process has opened any, and
-/// while it has one thread.
+/// Closes every file but the standard streams. Call it before this process has opened any, and while it has one thread.
 pub unsafe fn detach() -> io::Result<OwnedFd> {
     match rustix::process::setsid() {
-        // It leads a group, as the child of a shell does: then its session is its starter's.
+        // A group leader, such as a shell's child, keeps its parent's session.
         Err(rustix::io::Errno::PERM) => {}
         outcome => drop(outcome?),
     }
     rustix::process::chdir("/")?;
     for fd in inherited_files()? {
-        // SAFETY: nothing in this process has opened a file yet, says the caller, so nobody owns it.
+        // SAFETY: the caller states that this process has opened no file yet, so nobody owns it.
         unsafe { rustix::io::close(fd) };
     }
     let input = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?;

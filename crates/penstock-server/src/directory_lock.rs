@@ -1,4 +1,4 @@
-//! The right to be the broker of a directory.
+//! Lock that makes a process the broker of a directory.
 
 use std::os::unix::fs::MetadataExt;
 use std::{fs, io};
@@ -6,8 +6,8 @@ use std::{fs, io};
 use penstock_directory::{LocalPaths, open_own};
 use penstock_journal::is_full;
 
-/// The right to be the broker of a directory. Held by a lock that is released with the process, however
-/// that exits.
+/// Lock that makes this process the broker of a directory. The kernel releases it when the process exits, however it
+/// exits.
 #[derive(Debug)]
 pub struct DirectoryLock {
     paths: LocalPaths,
@@ -15,14 +15,14 @@ pub struct DirectoryLock {
 }
 
 impl DirectoryLock {
-    /// Takes the right, and makes the directory if there is none. `None`: another process is its broker.
+    /// Takes the lock, and creates the directory if there is none. `None`: another process is its broker.
     pub fn take(paths: LocalPaths) -> io::Result<Option<Self>> {
-        // Before anything is made, and again for what another process has made meanwhile.
+        // Checked before anything is created, and again for files that another process has created in between.
         paths.check_owner()?;
         paths.create_directory()?;
         paths.check_owner()?;
         match paths.secure_socket_directory() {
-            // There is another place to listen.
+            // The spare socket is used instead.
             Err(error) if is_full(&error) => {}
             outcome => outcome?,
         }
@@ -35,7 +35,7 @@ impl DirectoryLock {
             Err(fs::TryLockError::Error(error)) => return Err(error),
         }
         let guard = Self { paths, lock };
-        // Between opening and locking, somebody may have deleted the directory and made it anew.
+        // Between opening and locking, somebody may have deleted the directory and created it again.
         Ok(guard.directory_is_ours().then_some(guard))
     }
 
@@ -43,8 +43,8 @@ impl DirectoryLock {
         &self.paths
     }
 
-    /// Whether the directory is still the one that was locked: somebody may delete it, and another
-    /// broker may begin in a new one of that name.
+    /// Whether the directory is still the one that was locked: somebody may delete it, and another broker may begin in
+    /// a new one of the same name.
     pub fn directory_is_ours(&self) -> bool {
         let identity = |found: fs::Metadata| (found.dev(), found.ino());
         match (fs::metadata(&self.paths.lock), self.lock.metadata()) {

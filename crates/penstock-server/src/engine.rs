@@ -1,5 +1,5 @@
-//! The server without its sockets: core, journal and protocol put together. Owns no socket, clock,
-//! thread or random number, so the shell and the simulator drive the very same code.
+//! The server without its sockets: joins core, journal and protocol. Owns no socket, clock, thread or random number, so
+//! the shell and the simulator drive the very same code.
 //!
 //! ```text
 //!              received ──► Connection ──► Broker ──► Journal ──► take_batch ──► the writer
@@ -7,13 +7,13 @@
 //!              poll_transmit ◄── Connection ◄─┴───── batch_written, batch_done ◄─────┘
 //! ```
 //!
-//! Each call takes the time as it is now; times must not run backwards. Report all events,
-//! then ask, in this order: `take_batch` (there may be something to write), `take_reads` (or to read
-//! back), `poll_transmit` and `poll_close` (to send, to close), `next_deadline_ms` (when `tick` is due). The more
-//! events are reported before the polls, the larger the batches.
+//! Each call takes the current time; times must not run backwards. Report all events, then poll in this order:
+//! `take_batch` (something to write), `take_reads` (something to read back), `poll_transmit` and `poll_close` (to send,
+//! to close), `next_deadline_ms` (the time of the next `tick`). The more events are reported before the polls, the
+//! larger the batches.
 //!
-//! Whatever a client can see rests on records that are as durable as was asked: the core holds the
-//! rest back until [`Engine::batch_written`] and [`Engine::batch_done`] say so.
+//! Everything a client can see relies on records that are as durable as it asked for. The core holds outputs back until
+//! [`Engine::batch_written`] and [`Engine::batch_done`] report that.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -43,11 +43,11 @@ pub use crate::connection::Peer;
 pub use disk::WriterTask;
 pub use reads::ReadTask;
 
-/// Bytes waiting for the disk above which no more is read from clients.
+/// Bytes waiting for the disk above which clients are not read.
 const UNWRITTEN_HIGH_BYTES: usize = 64 << 20;
-/// Delay of a tick from which on this process did not run meanwhile.
+/// Delay of a tick above which this process is assumed to have been stalled.
 const STALL_MS: u64 = 250;
-/// Time that an orderly stop may take before the rest is cut.
+/// Time for an orderly stop, after which the remaining connections are cut.
 const SHUTDOWN_MS: u64 = 5_000;
 
 #[derive(Clone, Debug)]
@@ -56,7 +56,7 @@ pub struct EngineOptions {
     pub journal: JournalOptions,
     /// Token that a client must present unless its socket is trusted.
     pub token: Option<Token>,
-    /// Most clients at once; further ones are refused.
+    /// Maximum number of clients; further ones are refused.
     pub max_connections: usize,
     /// Whether a client may stop this broker, as it may a local one.
     pub stop_on_request: bool,
@@ -76,40 +76,40 @@ pub struct Engine {
 
     /// Connections with something to send, each once.
     to_transmit: VecDeque<ConnId>,
-    /// Connections that have ended on our side, for the shell to close.
+    /// Connections that this side has ended, for the shell to close.
     to_close: VecDeque<ConnId>,
     /// Connections that may not have said hello yet, oldest first.
     greeting: VecDeque<ConnId>,
-    /// When to look at which connection. Each stands here once for its `check_at_ms`, which may be too
-    /// early, never too late; other entries are stale.
+    /// Times at which to check connections. Each connection has one entry for its `check_at_ms`, which may be too early
+    /// but never too late; its other entries are stale.
     connections_due: BinaryHeap<Reverse<(u64, ConnId)>>,
-    /// Last result of `next_deadline_ms`; a tick much after it betrays a stall.
+    /// Last result of `next_deadline_ms`; a tick much later than that reveals a stall.
     promised_ms: Option<u64>,
 
     disk: DiskState,
     reclaiming: bool,
-    /// Whether reclaiming goes on only once some bodies were read.
+    /// Whether reclaiming waits until some bodies were read.
     reclaim_reads: bool,
     /// Whether the reader has a task.
     reading: bool,
     syncs: Histogram,
     batches: Batches,
     space: Space,
-    /// Last value that the core received with [`Input::StepsFit`].
+    /// Last value of [`Input::StepsFit`].
     steps_fit: bool,
-    /// Settlements that wait for space, in the order in which they came.
+    /// Settlements that wait for disk space, in order of arrival.
     blocked: VecDeque<(ConnId, Input)>,
     memory: MemoryUse,
-    /// Time that the shell's loop has worked.
+    /// Time that the shell's loop has spent working.
     worked_ns: u64,
     stop_requested: bool,
-    /// Time by which clients have moved the clock on since the shell asked, and since the start.
+    /// Time by which clients have moved the clock: since the shell last asked, and since the start.
     clock_move_ms: u64,
     clock_moved_ms: u64,
     lifecycle: Lifecycle,
 }
 
-/// Totals over the batches written.
+/// Totals of the batches written.
 #[derive(Debug, Default)]
 struct Batches {
     count: u64,
@@ -117,7 +117,7 @@ struct Batches {
     bytes: u64,
 }
 
-/// Memory of the process, as the shell measures it; a limit of 0 is none.
+/// Memory of the process, as the shell measures it; a limit of 0 means none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryUse {
     pub bytes: u64,
@@ -129,7 +129,7 @@ pub struct MemoryUse {
 enum Lifecycle {
     #[default]
     Running,
-    /// Frames that were read are still answered, then every client learns of the stop.
+    /// Frames that were read are still answered, then every client is notified of the stop.
     Stopping { until_ms: u64, announced: bool },
     /// The disk failed: nothing can be promised any more.
     Failed { until_ms: u64 },
@@ -151,9 +151,8 @@ fn not_replayed(error: ReplayError) -> NotReplayed {
 }
 
 impl Engine {
-    /// Recovers the journal in this storage, or begins a new one. The time is asked for once
-    /// the journal is read, which may take a while: only then do the sessions in it begin to wait for
-    /// their clients.
+    /// Recovers the journal in this storage, or begins a new one. Asks for the time only once the journal is read,
+    /// which may take a while: sessions start waiting for their clients then.
     pub fn open<S: Storage>(
         storage: S,
         options: EngineOptions,
@@ -204,7 +203,7 @@ impl Engine {
         Ok((engine, writer, report))
     }
 
-    // What has happened.
+    // Events.
 
     /// Adds a client that has connected. The shell numbers connections and uses no number twice.
     pub fn opened(&mut self, now: Now, conn: ConnId, peer: Peer) {
@@ -222,8 +221,8 @@ impl Engine {
         }
     }
 
-    /// Whether there is room for one more client. Those without a hello have to make room for others:
-    /// so silent strangers keep nobody out.
+    /// Whether there is room for one more client. Connections without a hello give way to new ones, so silent strangers
+    /// keep nobody out.
     fn make_room(&mut self) -> bool {
         let is_greeting = |connection: &Connection| connection.is_greeting();
         while let Some(oldest) = self.greeting.front().copied() {
@@ -258,7 +257,7 @@ impl Engine {
     }
 
     fn handle_frames(&mut self, conn: ConnId) {
-        // A frame may end the connection, which then hears no more.
+        // A frame may end the connection, which then receives nothing more.
         while let Some(connection) = self.connections.get_mut(&conn) {
             let handled = match connection.next_frame() {
                 Ok(None) => break,
@@ -271,8 +270,8 @@ impl Engine {
         }
     }
 
-    /// Notes that the other side has closed the connection, or that it broke. To be called for each connection but
-    /// those that `poll_close` returned.
+    /// Notes that the client has closed the connection, or that it broke. Call it for each connection except those that
+    /// `poll_close` returned.
     pub fn closed(&mut self, now: Now, conn: ConnId) {
         self.now = now;
         self.forget_blocked(conn);
@@ -284,9 +283,8 @@ impl Engine {
         }
     }
 
-    /// Handles deadlines. To be called when `next_deadline_ms` has come, after everything that has arrived was
-    /// `received`: after a stall, a heartbeat that waits in a socket must be read before its
-    /// absence is judged.
+    /// Handles deadlines. Call it when `next_deadline_ms` has come, after everything that has arrived was `received`:
+    /// after a stall, a heartbeat waiting in a socket must be read before its absence is judged.
     pub fn tick(&mut self, now: Now) {
         self.now = now;
         self.excuse_silence_after_stall();
@@ -295,7 +293,7 @@ impl Engine {
         self.reclaim();
     }
 
-    /// Sets the memory that the process uses. Beyond its limit no new work is taken.
+    /// Sets the memory that the process uses. Above its limit no new work is accepted.
     pub fn memory_measured(&mut self, now: Now, memory: MemoryUse) {
         self.now = now;
         if self.memory.is_full != memory.is_full {
@@ -307,12 +305,12 @@ impl Engine {
         self.memory = memory;
     }
 
-    /// Adds time in which the shell's loop was at work, rather than waiting.
+    /// Adds time that the shell's loop has spent working rather than waiting.
     pub fn worked(&mut self, ns: u64) {
         self.worked_ns += ns;
     }
 
-    /// Fails for good after a write or a sync has failed: nothing more is confirmed, every client learns of it.
+    /// Fails for good after a write or a sync has failed: nothing more is confirmed, and every client is notified.
     pub fn disk_failed(&mut self, now: Now) {
         self.now = now;
         self.lifecycle = Lifecycle::Failed {
@@ -321,7 +319,7 @@ impl Engine {
         self.close_all();
     }
 
-    /// Stops in order: frames that were read are still answered and get on disk, then every client learns of it.
+    /// Stops in order: frames that were read are still answered and reach the disk, then every client is notified.
     pub fn stop(&mut self, now: Now) {
         self.now = now;
         if self.lifecycle == Lifecycle::Running {
@@ -332,11 +330,11 @@ impl Engine {
         }
     }
 
-    // What is to be done. (What has become of a batch, and the next one: engine/disk.rs.)
+    // Actions. (For batches see engine/disk.rs.)
 
-    /// Returns a connection that has something to send, with one call for all of it: take it from
-    /// [`Engine::outgoing`] and report with [`Engine::transmitted`] how much went. One that could not
-    /// send all is not returned again before it has been asked for more with `transmitted`.
+    /// Returns a connection that has bytes to send. Send [`Engine::outgoing`] with one call, and report the number of
+    /// bytes sent with [`Engine::transmitted`]. A connection that could not send everything is not returned again
+    /// before that report.
     pub fn poll_transmit(&mut self) -> Option<ConnId> {
         self.pump();
         while let Some(conn) = self.to_transmit.pop_front() {
@@ -378,15 +376,15 @@ impl Engine {
         }
     }
 
-    /// Whether this client may be read from: one that does not receive its waiting bytes must wait.
+    /// Whether this client may be read; a client that does not receive its waiting bytes must wait.
     pub fn may_read(&self, conn: ConnId) -> bool {
         self.connections
             .get(&conn)
             .is_none_or(|connection| !connection.is_backlogged() && !connection.is_blocked())
     }
 
-    /// Returns a connection to close: the engine has forgotten it. All was sent that could be; let the other
-    /// side read it before the socket goes.
+    /// Returns a connection to close; the engine has dropped it. Everything that could be sent was sent: let the client
+    /// read it before the socket is closed.
     pub fn poll_close(&mut self) -> Option<ConnId> {
         self.to_close.pop_front()
     }
@@ -410,18 +408,18 @@ impl Engine {
         self.promised_ms
     }
 
-    /// Whether clients may be read from: they must wait while too much waits for the disk.
+    /// Whether clients may be read; they must wait while too many bytes wait for the disk.
     pub fn accepts_input(&self) -> bool {
         self.lifecycle == Lifecycle::Running && self.journal.waiting_bytes() < UNWRITTEN_HIGH_BYTES
     }
 
-    /// Whether a client has asked this broker to stop, and may do so.
+    /// Whether a client has asked this broker to stop and is allowed to.
     pub fn stop_requested(&self) -> bool {
         self.stop_requested
     }
 
-    /// Returns how far a client has moved the clock since the last call. From here on the shell's times are
-    /// later by this. To be asked after each `received`.
+    /// Returns the time by which a client has moved the clock since the last call. The shell's times are later by this
+    /// amount from now on. Call it after each `received`.
     pub fn take_clock_move(&mut self) -> u64 {
         std::mem::take(&mut self.clock_move_ms)
     }
@@ -443,19 +441,19 @@ impl Engine {
         }
     }
 
-    /// Counts the connections that have not ended.
+    /// Returns the number of connections that have not ended.
     pub fn clients(&self) -> usize {
         self.connections.len()
     }
 
-    /// Returns the core, to look at.
+    /// Returns the core, for inspection.
     pub fn broker(&self) -> &Broker {
         &self.broker
     }
 
-    // How it works: records and outputs (engine/outgoing.rs).
+    // Internals: records and outputs (engine/outgoing.rs).
 
-    /// Moves on the decisions of the core: records to the journal, outputs to their connections.
+    /// Passes on the core's decisions: records to the journal, outputs to their connections.
     fn pump(&mut self) {
         if matches!(self.lifecycle, Lifecycle::Failed { .. }) {
             return;
@@ -467,14 +465,14 @@ impl Engine {
         while let Some(output) = self.broker.poll_output() {
             self.carry_out(output);
         }
-        // A connection that became full, or was closed, may have freed work for others.
+        // A connection that became full or was closed may have freed work for others.
         self.append_records();
         self.advance_stopping();
     }
 
-    // How it works: ends of connections.
+    // Internals: ends of connections.
 
-    /// Sends a client the reason, and reads it no more.
+    /// Sends a client the reason and stops reading it.
     fn close(&mut self, conn: ConnId, why: Why, text: String) {
         tracing::debug!(
             conn = conn.0,
@@ -492,7 +490,7 @@ impl Engine {
         self.end_connection(conn, false);
     }
 
-    /// Ends a connection on our side, once its waiting bytes are sent.
+    /// Ends a connection on this side, once its waiting bytes are sent.
     fn end_connection(&mut self, conn: ConnId, clean: bool) {
         let Some(connection) = self.connections.get_mut(&conn) else {
             return;
@@ -529,15 +527,15 @@ impl Engine {
             .filter(|(_, connection)| wanted(connection))
             .map(|(conn, _)| *conn)
             .collect();
-        // A hash map's order is no order: the same inputs shall give the same outputs.
+        // A hash map has no stable order, and the same inputs must give the same outputs.
         found.sort_unstable();
         found
     }
 
-    // How it works: time.
+    // Internals: time.
 
-    /// Excuses clients' silence after a stall: a process that was stopped, or starved of CPU, has not read; nor has
-    /// one that reads nothing because its disk is slow.
+    /// Excuses clients' silence after a stall: a process that was stopped or starved of CPU has not read. Nor has one
+    /// that stops reading because its disk is slow.
     fn excuse_silence_after_stall(&mut self) {
         let now_ms = self.now.mono_ms;
         let promised_ms = self.promised_ms.take().unwrap_or(now_ms);
@@ -552,7 +550,7 @@ impl Engine {
         }
     }
 
-    /// Makes sure that the deadline of this connection is not missed.
+    /// Schedules a check in time for this connection's deadline.
     fn schedule_check(&mut self, conn: ConnId) {
         let Some(connection) = self.connections.get_mut(&conn) else {
             return;
@@ -590,7 +588,7 @@ impl Engine {
                 DueAction::NoHello => {
                     self.close(conn, Why::Protocol, "no hello came in time".to_owned());
                 }
-                // It is we who don't read what it says.
+                // It is the broker that doesn't read, not the client that is silent.
                 DueAction::Silent { .. } if connection.is_blocked() => {
                     connection.excuse_silence(now_ms, u64::MAX);
                 }
@@ -604,7 +602,7 @@ impl Engine {
         }
     }
 
-    // How it works: the end.
+    // Internals: shutdown.
 
     fn shutdown_reason(&self) -> (Why, String) {
         match self.lifecycle {
@@ -623,7 +621,7 @@ impl Engine {
         }
     }
 
-    /// Tells clients of the stop once all confirms are on disk and on their way to them.
+    /// Notifies clients of the stop once all confirms are on disk and on their way.
     fn advance_stopping(&mut self) {
         let Lifecycle::Stopping {
             until_ms,

@@ -2,19 +2,19 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Most clients by default: no broker needs more unless configured otherwise.
+/// Default maximum of clients: no broker needs more unless configured otherwise.
 const MOST_BY_DEFAULT: u64 = 50_000;
 
-/// Most closed connections that are kept open a moment longer, so that their clients can read why.
+/// Maximum of closed connections that stay open briefly, so that their clients can read the reason.
 pub(crate) const MAX_CLOSING: usize = 64;
 
-/// Files that the journal, the listeners and the process itself may have open, and [`MAX_CLOSING`].
+/// Files for the journal, the listeners, the process itself and [`MAX_CLOSING`] connections.
 fn reserved(files: u64) -> u64 {
     let own = (files / 8).clamp(48, 512);
     own + MAX_CLOSING as u64
 }
 
-/// Lets this process open as many files as the system allows; returns how many.
+/// Raises the limit of open files as far as the system allows; returns the limit.
 pub(crate) fn raise_limit() -> u64 {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     let raised = Rlimit {
@@ -31,7 +31,7 @@ pub(crate) fn raise_limit() -> u64 {
     .unwrap_or(u64::MAX)
 }
 
-/// Returns how many clients may be connected at once. An error is the most that fit.
+/// Returns the maximum number of clients; fails with the number that would fit.
 pub(crate) fn connections(wanted: Option<usize>, files: u64) -> Result<usize, u64> {
     let room = files.saturating_sub(reserved(files));
     match wanted {

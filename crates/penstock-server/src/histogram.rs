@@ -2,10 +2,10 @@
 
 /// Buckets for each power of two, so that a figure is at most 12 % too high.
 const BUCKETS_A_DOUBLING: u64 = 8;
-/// Count at which all counters are halved: durations of long ago fade.
+/// Count at which all counters are halved, so that old durations fade.
 const FADE_AFTER: u64 = 8192;
 
-/// Durations in microseconds, the recent ones weighing more.
+/// Durations in microseconds; recent ones weigh more.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Histogram {
     counts: Vec<u64>,
@@ -28,7 +28,7 @@ impl Histogram {
         }
     }
 
-    /// Returns the time that this share of them (0.99, for instance) did not exceed; 0 when there are none.
+    /// Returns the duration that this share of them (such as 0.99) did not exceed; 0 when there are none.
     pub fn quantile(&self, share: f64) -> u64 {
         let wanted = (self.total as f64 * share).ceil() as u64;
         let mut seen = 0;

@@ -1,4 +1,4 @@
-//! The server: it introduces the broker core, the journal and the wire to each other.
+//! The server: joins the broker core, the journal and the wire protocol.
 //!
 //! [`Engine`] makes all decisions, without a socket or a clock; [`Server`] is the process around it.
 

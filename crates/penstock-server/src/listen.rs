@@ -1,4 +1,4 @@
-//! Addresses that a server listens on, and who may connect there without a token.
+//! Addresses that a server listens on, and rules for connecting without a token.
 
 use std::fmt;
 use std::fs;
@@ -16,7 +16,7 @@ use rustix::fs::Mode;
 
 use crate::engine::Peer;
 
-/// Clients that may wait to be accepted, for instance while a journal is recovered.
+/// Number of clients that may wait to be accepted, for example while a journal is recovered.
 #[cfg(target_os = "linux")]
 const BACKLOG: i32 = 1024;
 
@@ -92,11 +92,11 @@ impl ListenError {
     }
 }
 
-/// A socket that clients connect to.
+/// Socket that clients connect to.
 pub(crate) struct Listener {
     socket: ListeningSocket,
     peer: Peer,
-    /// Bound address, with the port that was chosen when none was asked for.
+    /// Bound address, with the chosen port when none was given.
     pub(crate) address: ListenAddress,
 }
 
@@ -123,7 +123,7 @@ impl Listener {
                 for address in resolved {
                     match Self::open_tcp(address, has_token) {
                         Ok(listener) => opened.push(listener),
-                        // `localhost` has an IPv6 address also where there is no IPv6.
+                        // `localhost` has an IPv6 address even where there is no IPv6.
                         Err(error) if is_missing(&error) => missing = error,
                         Err(error) => return Err(failed(error)),
                     }
@@ -157,10 +157,10 @@ impl Listener {
         })
     }
 
-    /// Opens a local broker's socket; where the disk has no room for one, the spare socket.
+    /// Opens a local broker's socket or, if the disk has no room for it, the spare socket.
     ///
-    /// ext4 has room for a socket as soon as the dead one is removed. XFS and Btrfs want free blocks for
-    /// any new file, and may have none.
+    /// ext4 has room for a socket as soon as the dead one is removed. XFS and Btrfs need free blocks for any new file,
+    /// and may have none.
     pub(crate) fn open_local(paths: &LocalPaths) -> Result<Self, ListenError> {
         let failed = |path: &Path, source| {
             ListenError::new(&ListenAddress::Unix(path.to_path_buf()), source)
@@ -169,7 +169,7 @@ impl Listener {
         let source = match opened.and_then(|()| Self::open_unix(&paths.socket)) {
             Ok(listener) => {
                 if paths.spare_socket != paths.socket {
-                    // An earlier broker may have left it, which had no room.
+                    // An earlier broker without room may have left it.
                     let _none = fs::remove_file(&paths.spare_socket);
                 }
                 return Ok(listener);
@@ -188,8 +188,8 @@ impl Listener {
         Err(failed(&paths.socket, source))
     }
 
-    /// Opens a socket for this user only, so that no token is needed. Takes the place of a socket that a
-    /// killed server left behind.
+    /// Opens a socket for this user only, so that no token is needed. Replaces a socket that a killed server left
+    /// behind.
     pub(crate) fn open_unix(path: &Path) -> io::Result<Self> {
         match fs::symlink_metadata(path) {
             Ok(found) if found.file_type().is_socket() => fs::remove_file(path)?,
@@ -218,14 +218,14 @@ impl Listener {
         }
     }
 
-    /// Accepts the next client that waits, as a socket that does not block; `WouldBlock` when none does.
+    /// Accepts the next waiting client, as a non-blocking socket; fails with `WouldBlock` when there is none.
     pub(crate) fn accept(&self) -> io::Result<(OwnedFd, Peer)> {
         match &self.socket {
             ListeningSocket::Tcp(listener) => {
                 let (socket, _) = listener.accept()?;
                 socket.set_nonblocking(true)?;
-                // Frames leave in one piece each; waiting to fill a packet would only add latency.
-                // One that has left already refuses it; reading finds that.
+                // Each frame is sent in one piece, so waiting to fill a packet would only add latency. A client that
+                // has already left refuses the option; reading finds that.
                 let _left = socket.set_nodelay(true);
                 Ok((socket.into(), self.peer))
             }
@@ -255,7 +255,7 @@ fn bind_private(path: &Path) -> io::Result<OwnedFd> {
         SocketFlags::CLOEXEC,
         None,
     )?;
-    // Before it has a name, so there is no moment at which others could connect.
+    // Set before it has a name, so that others can never connect.
     rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
     net::bind(&socket, &SocketAddrUnix::new(path)?)?;
     net::listen(&socket, BACKLOG)?;

@@ -1,6 +1,6 @@
-//! Stops the process with the first panic, in any thread: a broken invariant must not write.
+//! Aborts the process at the first panic, in any thread: a broken invariant must not write.
 
-/// Makes sure that no thread runs another line once one has panicked.
+/// Installs a hook that aborts the process at the first panic, before any thread runs on.
 pub(crate) fn abort_on_first_panic() {
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
@@ -12,7 +12,7 @@ pub(crate) fn abort_on_first_panic() {
     }));
 }
 
-/// Panics in the thread that `PENSTOCK_TEST_PANIC` names, to show what becomes of it. No release has this.
+/// Panics in the thread that `PENSTOCK_TEST_PANIC` names, for tests. Absent from release builds.
 #[cfg(debug_assertions)]
 pub(crate) fn panic_if_asked(thread: &str) {
     let asked = std::env::var("PENSTOCK_TEST_PANIC");

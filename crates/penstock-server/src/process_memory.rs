@@ -9,11 +9,11 @@ use crate::engine::MemoryUse;
 /// Bytes read from clients, or time, after which memory is measured again.
 const AFTER_BYTES: usize = 2 << 20;
 const AFTER: Duration = Duration::from_millis(250);
-/// Share of the machine's memory, or of a container's: the rest is for its other programs, and for
-/// input that the broker must read even when it takes no new work.
+/// Share of the machine's or the container's memory. The rest is for other programs, and for input that the broker must
+/// read even when it accepts no new work.
 const SHARE: (u64, u64) = (6, 10);
 
-/// Memory below which a broker was killed by the kernel while it drained its backlog.
+/// Memory below which the kernel killed a broker while it drained its backlog.
 pub(crate) const SMALLEST_BYTES: u64 = 64 << 20;
 
 /// Watches the memory of the process.
@@ -27,7 +27,7 @@ pub(crate) struct Gauge {
 }
 
 impl Gauge {
-    /// A limit of 0 is none.
+    /// Makes a gauge; a limit of 0 means none.
     pub(crate) fn new(limit_bytes: u64) -> Self {
         Self {
             limit_bytes,
@@ -44,21 +44,20 @@ impl Gauge {
         self.freed.is_busy = true;
     }
 
-    /// Notes the bytes of the broker's state, and gives memory back if many were dropped.
+    /// Notes the bytes of the broker's state, and trims the heap if many were dropped.
     pub(crate) fn set_live_bytes(&mut self, bytes: u64) {
         if self.freed.is_worth_trimming(bytes, Instant::now()) {
             trim_heap();
         }
     }
 
-    /// Time of the next measurement although nothing is read: memory was full, or there is some to
-    /// give back.
+    /// Returns the time of the next measurement if nothing is read: memory was full, or some can be freed.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         let full = self.is_full.then_some(self.due);
         full.into_iter().chain(self.freed.due).min()
     }
 
-    /// Measures the memory in use, when it is time to.
+    /// Measures the memory in use when it is time to.
     pub(crate) fn measure(&mut self) -> Option<MemoryUse> {
         if self.read_bytes < AFTER_BYTES && Instant::now() < self.due {
             return None;
@@ -69,7 +68,7 @@ impl Gauge {
             trim_heap();
         }
         let bytes = held_bytes()?;
-        // Not at once below the limit: or it would be let in and thrown out in turns.
+        // Room starts well below the limit, or work would be accepted and refused in turns.
         let limit_bytes = match self.is_full {
             true => self.limit_bytes / 16 * 15,
             false => self.limit_bytes,
@@ -83,20 +82,20 @@ impl Gauge {
     }
 }
 
-/// Bytes that a broker no longer has to remember since freed memory was last given back.
+/// Bytes dropped from the broker's state since the heap was last trimmed.
 #[derive(Debug, Default)]
 struct FreedBytes {
-    /// Most live bytes since then.
+    /// Maximum of live bytes since then.
     peak_bytes: u64,
-    /// Whether bytes were read since it was last asked.
+    /// Whether bytes were read since the last check.
     is_busy: bool,
-    /// Time to ask again, should nothing be read until then.
+    /// Time of the next check if nothing is read until then.
     due: Option<Instant>,
 }
 
 impl FreedBytes {
-    /// Bytes from which a busy broker frees memory, if they are also half of what there was: it would soon need
-    /// the memory again, which takes time. A quiet broker also frees less.
+    /// Bytes from which a busy broker trims the heap, if they are also half of the peak: it would soon need the memory
+    /// again, which takes time. A quiet broker also trims less.
     const MUCH_BYTES: u64 = 128 << 20;
     const SOME_BYTES: u64 = 16 << 20;
     const QUIET: Duration = Duration::from_secs(3);
@@ -119,15 +118,15 @@ impl FreedBytes {
     }
 }
 
-/// Frees memory. The allocator keeps it between blocks that are in use: a broker that was drained would look full,
-/// and keep the memory of the largest backlog that it ever had. (glibc maps large blocks separately only
-/// until it has seen one freed.)
+/// Returns freed memory to the system. The allocator keeps free memory between blocks in use: a drained broker would
+/// look full, and keep the memory of its largest backlog. (glibc maps large blocks separately only until it has seen
+/// one freed.)
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 pub(crate) fn trim_heap() {
     unsafe extern "C" {
         fn malloc_trim(kept: usize) -> std::ffi::c_int;
     }
-    // SAFETY: it is one of glibc's functions, which any thread may call at any time.
+    // SAFETY: any thread may call this function of glibc at any time.
     unsafe {
         malloc_trim(0);
     }
@@ -141,7 +140,7 @@ fn held_bytes() -> Option<u64> {
     kilobytes("/proc/self/status", "RssAnon:")
 }
 
-/// Returns the number behind this word in a list of the kernel's.
+/// Returns the number after this word in one of the kernel's lists.
 fn kilobytes(file: &str, name: &str) -> Option<u64> {
     let text = fs::read_to_string(file).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
@@ -149,13 +148,12 @@ fn kilobytes(file: &str, name: &str) -> Option<u64> {
     Some(count << 10)
 }
 
-/// Default limit: a share of what this machine has, or this process may use.
-/// 0 where that is not known.
+/// Returns the default limit: a share of the memory that this machine has, or that this process may use. 0: unknown.
 pub(crate) fn default_limit() -> u64 {
     usable_bytes().unwrap_or(0) / SHARE.1 * SHARE.0
 }
 
-/// Memory of this machine, or the part of it that this process may use.
+/// Returns the memory of this machine, or the part that this process may use.
 pub(crate) fn usable_bytes() -> Option<u64> {
     kilobytes("/proc/meminfo", "MemTotal:")
         .into_iter()
@@ -186,7 +184,7 @@ fn group_bytes() -> Option<u64> {
             "memory" => ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
             _ => continue,
         };
-        // A limit of an outer group holds for those within. In a container, its own group is the root.
+        // A limit of an outer group also applies to the groups within. In a container, the process's group is the root.
         let group = Path::new(root).join(path.trim_start_matches('/'));
         let places = group
             .ancestors()

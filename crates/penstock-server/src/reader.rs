@@ -1,4 +1,4 @@
-//! The thread that reads bodies back from the journal, so that no delivery waits for another's disk.
+//! Thread that reads bodies back from the journal, so that no delivery waits for another's disk.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, channel, sync_channel};
@@ -27,7 +27,7 @@ impl ReaderThread {
         let (tasks, todo) = sync_channel::<ReadTask>(1);
         let (report, done) = channel();
         let tell = move |task: ReadTask| {
-            // The loop may have ended before us; then nobody waits for this.
+            // The loop may have stopped first; then nobody waits for the report.
             if report.send(task).is_ok() {
                 waker.wake().expect("an eventfd takes a wake-up");
             }
@@ -60,7 +60,7 @@ fn run_reader<S: Storage>(
             }
             Err(RecvTimeoutError::Timeout) => {
                 reader.forget();
-                // Nothing is left to be let go.
+                // Nothing is left to free.
                 patience = Duration::MAX;
             }
             Err(RecvTimeoutError::Disconnected) => return,

@@ -10,8 +10,8 @@
 //!     }
 //! ```
 //!
-//! While the writer syncs, the loop goes on; work that gathers meanwhile is the next batch. So batches
-//! grow with the load, and a lone request waits for nobody.
+//! The loop continues while the writer syncs; work that arrives in that time becomes the next batch. So batches grow
+//! with the load, and a lone request waits for nobody.
 
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -47,19 +47,18 @@ const WAKER: Token = Token(0);
 const SIGNALS: Token = Token(1);
 const ONLY_CLIENT: Token = Token(2);
 const FIRST_LISTENER: usize = 3;
-/// Number of the first connection. Connections are numbered from here, so that a token says which it is.
+/// Number of the first connection. Connections are numbered from here, so that a token identifies one.
 const FIRST_CONNECTION: u64 = 1 << 16;
 
 /// Sockets whose events are read in one pass; more follow in the next.
 const EVENTS_AT_ONCE: usize = 1024;
-/// Clients that are accepted before the others get their turn.
+/// Clients accepted before the others get their turn.
 const ACCEPTS_AT_ONCE: usize = 64;
-/// Bytes that are read of one connection before the others get their turn.
+/// Bytes read from one connection before the others get their turn.
 const READ_BYTES: usize = 256 << 10;
 /// Time for the client of a closed connection to read the reason.
 const CLOSING_TIME: Duration = Duration::from_millis(500);
-/// Interval of trying again after accepting failed, and at which a local broker looks whether its
-/// directory is still there.
+/// Interval for another try after accepting failed, and for a local broker's check that its directory still exists.
 const RECHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
@@ -68,30 +67,30 @@ pub struct ServerOptions {
     pub listen: Vec<ListenAddress>,
     /// Token that clients on TCP must present.
     pub token: Option<Secret>,
-    /// Most clients at once; further ones are refused. `None`: as many as there are file descriptors for.
+    /// Maximum number of clients; further ones are refused. `None`: as many as there are file descriptors for.
     pub max_connections: Option<usize>,
-    /// Memory above which no new work is taken; 0: there is no limit. `None`: a share of the machine's.
+    /// Memory above which no new work is accepted; 0: there is no limit. `None`: a share of the machine's memory.
     pub memory_limit_bytes: Option<u64>,
     pub broker: BrokerOptions,
-    /// Settings of a local broker, which exits on its own.
+    /// Settings of a local broker, which exits automatically.
     pub local: Option<LocalOptions>,
 }
 
-/// Place of a server's journal.
+/// Location of a server's journal.
 #[derive(Debug)]
 pub enum Home {
-    /// The directory of the journal.
+    /// Directory of the journal.
     Directory(PathBuf),
     /// No directory: the server is a double for the tests of one client, and exits with it.
     Memory(OnlyClient),
 }
 
-/// The client of a server that keeps its journal in memory.
+/// Client of a server that keeps its journal in memory.
 #[derive(Debug)]
 pub struct OnlyClient {
-    /// Socket that is connected to the client already.
+    /// Socket already connected to the client.
     pub socket: OwnedFd,
-    /// The client's process, which is the parent of this one.
+    /// Process of the client, which is the parent of this one.
     pub pid: u32,
 }
 
@@ -102,7 +101,7 @@ pub struct LocalOptions {
     pub linger: Duration,
 }
 
-/// Why the server did not start, or stopped unexpectedly.
+/// Reason why the server did not start, or stopped unexpectedly.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
     #[error(transparent)]
@@ -137,29 +136,30 @@ impl ServerError {
     }
 }
 
-/// A server that has recovered its journal and listens.
+/// Server that has recovered its journal and listens.
 pub struct Server {
     engine: Engine,
     writer: WriterThread,
     reader: ReaderThread,
     poll: Poll,
     listeners: Vec<Listener>,
-    /// Time from which on clients are accepted again.
+    /// Time at which to accept clients again.
     accept_at: Option<Instant>,
     signals: UnixStream,
     sockets: FxHashMap<ConnId, Socket>,
     /// Connections that may have something to read.
     readable: FxHashSet<ConnId>,
-    /// Connections like those in `readable` that are not read, because they do not receive their waiting bytes.
+    /// Connections that have something to read but are not read: they do not receive their waiting bytes, or their
+    /// frames wait for disk space.
     unread: FxHashSet<ConnId>,
     memory: Gauge,
-    /// Connections that the engine has forgotten, but whose other side may not have read everything.
+    /// Connections that the engine has dropped, but whose clients may not have read everything.
     closing: FxHashMap<ConnId, (Socket, Instant)>,
     next_conn: u64,
     read_buffer: Vec<u8>,
     clock: ServerClock,
     local: Option<LocalOptions>,
-    /// Descriptor that becomes readable when the process of the only client exits. Held for that alone.
+    /// Descriptor that becomes readable when the only client's process exits; kept open for that.
     _only_client: Option<OwnedFd>,
     is_in_memory: bool,
     /// Time since which a local broker has had no client.
@@ -171,15 +171,15 @@ pub struct Server {
 
 struct Socket {
     fd: OwnedFd,
-    /// Whether a write did not take all: wait until there is room.
+    /// Whether a write was incomplete: wait until the socket is writable.
     full: bool,
-    /// Whether the other side sends no more, so that a short read is not yet the end.
+    /// Whether the client sends no more, so that a short read does not mean an empty socket.
     half_closed: bool,
 }
 
 struct ServerClock {
     zero: Instant,
-    /// Time by which a client has moved it on.
+    /// Time by which a client has moved the clock.
     moved_ms: u64,
     boot_id: Option<[u8; 16]>,
 }
@@ -223,9 +223,9 @@ fn options_for_machine(
     getrandom::fill(&mut journal.journal_id)?;
     broker.hash_seed = getrandom::u64()?;
     if memory_limit_bytes > 0 {
-        // Large transactions on their way must not be what exceeds the limit, nor bodies, which are
-        // on disk anyway. Of these there may be twice as many as the option says. Results make
-        // room for newer ones of their task, so that a small broker does not fill up with them.
+        // Incomplete large transactions must not exceed the limit, nor must bodies, which are on disk anyway and may
+        // take twice the option's bytes. Results make room for newer ones of their task, so that they don't fill up a
+        // small broker.
         let share = usize::try_from(memory_limit_bytes / 4).unwrap_or(usize::MAX);
         broker.staged_parts_cap_bytes = broker.staged_parts_cap_bytes.min(share);
         let share = memory_limit_bytes / 8;
@@ -238,10 +238,10 @@ fn options_for_machine(
 /// Adapts the options to a journal in memory.
 fn options_in_memory(mut broker: BrokerOptions) -> io::Result<(BrokerOptions, JournalOptions)> {
     broker.hash_seed = getrandom::u64()?;
-    // What is read back from memory needs no second copy.
+    // Bodies that are read back from memory need no second copy.
     broker.resident_bodies_bytes = None;
     let mut journal = JournalOptions {
-        // All segments are alike, so that each is written over again.
+        // All segments have the same size, so that each is reused.
         segment_bytes: 2 << 20,
         batch_bytes: 1 << 20,
         ..JournalOptions::default()
@@ -250,7 +250,7 @@ fn options_in_memory(mut broker: BrokerOptions) -> io::Result<(BrokerOptions, Jo
     Ok((broker, journal))
 }
 
-/// An engine with its threads.
+/// Engine with its threads.
 struct OpenedEngine {
     engine: Engine,
     writer: WriterThread,
@@ -279,7 +279,7 @@ impl OpenedEngine {
     }
 }
 
-/// Returns the id of this start of the machine.
+/// Returns the id of the machine's current boot.
 #[cfg(target_os = "linux")]
 fn boot_id() -> Option<[u8; 16]> {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
@@ -294,7 +294,7 @@ fn milliseconds_since_boot() -> u64 {
     since.tv_sec as u64 * 1000 + since.tv_nsec as u64 / 1_000_000
 }
 
-/// Returns none: elsewhere the wall's clock is all that goes on while no broker runs.
+/// Returns none: on other systems only the wall clock continues while no broker runs.
 #[cfg(not(target_os = "linux"))]
 fn boot_id() -> Option<[u8; 16]> {
     None
@@ -354,7 +354,7 @@ impl Server {
                 let (broker, mut options_of_journal) =
                     options_for_machine(options.broker, memory_limit_bytes, disk_bytes)
                         .map_err(ServerError::system("draw random numbers"))?;
-                // Nobody else can upgrade the journal of a local broker: its clients start it unasked.
+                // Nobody else can upgrade a local broker's journal: its clients start the broker automatically.
                 options_of_journal.upgrades = options.local.is_some();
                 let in_place = storage.overwrites_in_place().map_err(directory)?;
                 options_of_journal.keep_reserve(disk_bytes, in_place);
@@ -373,7 +373,7 @@ impl Server {
                 (opened, Some(client))
             }
         };
-        // What it took to read the journal.
+        // Returns the memory that reading the journal took.
         trim_heap();
         let OpenedEngine {
             engine,
@@ -430,11 +430,10 @@ impl Server {
         Ok(server)
     }
 
-    /// Serves until it is told to stop: by a signal, by a client of a local broker, or by the last client's
-    /// disconnection there.
+    /// Serves until a signal, a client of a local broker, or the last client's disconnection there stops it.
     pub fn serve(mut self) -> Result<(), ServerError> {
         let mut events = Events::with_capacity(EVENTS_AT_ONCE);
-        // Passes in a row after which somebody may still wait to be heard.
+        // Passes in a row after which some connections may still be unread.
         let mut full_passes = 0;
         loop {
             let poll_timeout = self.poll_timeout();
@@ -468,8 +467,8 @@ impl Server {
             while let Ok(task) = self.reader.done.try_recv() {
                 self.engine.reads_done(self.clock.now(), task);
             }
-            // What has arrived is heard before the absence of something is judged; but all have had their
-            // turn after some passes, however much they say.
+            // Reads everything that has arrived before it judges anybody's silence. But after enough passes every
+            // connection has had its turn, however much others send.
             full_passes += 1;
             let has_read_all = events.iter().count() < EVENTS_AT_ONCE;
             if has_read_all || full_passes * EVENTS_AT_ONCE > self.sockets.len() {
@@ -495,7 +494,7 @@ impl Server {
                 break;
             }
         }
-        // A process that made the directory of a local broker anew may listen there by now.
+        // A process that recreated a local broker's directory may listen there by now.
         if self
             .local
             .as_ref()
@@ -530,7 +529,7 @@ impl Server {
         Some(next.saturating_duration_since(Instant::now()))
     }
 
-    // In.
+    // Input.
 
     fn take_signals(&mut self) -> bool {
         let mut signals = [0; 16];
@@ -571,7 +570,7 @@ impl Server {
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                     Err(error) if concerns_client(&error) => {}
                     Err(error) => {
-                        // For want of file descriptors, mostly; somebody may leave.
+                        // Usually file descriptors are used up; a client may disconnect.
                         tracing::warn!("can't take a client: {error}");
                         self.accept_at = Some(Instant::now() + RECHECK_INTERVAL);
                         break;
@@ -586,7 +585,7 @@ impl Server {
         }
     }
 
-    /// Adds a client that is connected.
+    /// Adds a connected client.
     fn add_client(&mut self, fd: OwnedFd, peer: Peer) -> io::Result<()> {
         let conn = ConnId(self.next_conn);
         self.next_conn += 1;
@@ -625,7 +624,7 @@ impl Server {
             match rustix::io::read(&socket.fd, &mut self.read_buffer[..]) {
                 Ok(0) => self.drop_client(conn),
                 Ok(count) => {
-                    // A short read has emptied the socket; what comes later is a new event.
+                    // A short read has emptied the socket; later bytes are a new event.
                     if count < self.read_buffer.len() && !socket.half_closed {
                         self.readable.remove(&conn);
                     }
@@ -654,7 +653,7 @@ impl Server {
                 WriterReport::Done { task, sync_us } => self.engine.batch_done(now, &task, sync_us),
                 WriterReport::SpaceChanged => {
                     self.engine.space_changed(now);
-                    // Those that had to wait for space may be heard again.
+                    // Connections that waited for space may be read again.
                     let heard = self.unread.iter().copied();
                     let heard: Vec<ConnId> =
                         heard.filter(|conn| self.engine.may_read(*conn)).collect();
@@ -680,7 +679,7 @@ impl Server {
         }
     }
 
-    // Out.
+    // Output.
 
     fn flush(&mut self) {
         while let Some(conn) = self.engine.poll_transmit() {
@@ -692,7 +691,7 @@ impl Server {
             self.readable.remove(&conn);
             self.unread.remove(&conn);
             if let Some(socket) = self.sockets.remove(&conn) {
-                // Closing at once could destroy the reason before it is read.
+                // Closing at once could destroy the reason before the client reads it.
                 let _gone = rustix::net::shutdown(&socket.fd, Shutdown::Write);
                 if discard(&socket, &mut self.read_buffer) && self.closing.len() < MAX_CLOSING {
                     self.closing
@@ -702,7 +701,7 @@ impl Server {
         }
     }
 
-    /// Writes the bytes that wait for this connection, with one call.
+    /// Sends the bytes that wait for this connection, with one call.
     fn send(&mut self, conn: ConnId) {
         let Some(socket) = self.sockets.get_mut(&conn) else {
             return;
@@ -714,7 +713,7 @@ impl Server {
         let (sent, all) = match rustix::io::write(&socket.fd, waiting) {
             Ok(sent) => (sent, sent == waiting.len()),
             Err(Errno::WOULDBLOCK | Errno::INTR) => (0, false),
-            // Reading finds the same, once it has heard what was said before.
+            // Reading finds the same error, after it has read the client's last bytes.
             Err(_) if self.engine.may_read(conn) => {
                 self.readable.insert(conn);
                 return;
@@ -760,7 +759,7 @@ impl Server {
         self.closing.retain(|_, (_, until)| *until > now);
     }
 
-    // When to leave.
+    // When to exit.
 
     fn lingers_until(&self) -> Option<Instant> {
         let linger = match self.is_in_memory {
@@ -796,8 +795,8 @@ impl Server {
         leave
     }
 
-    /// Moves from the spare socket to that in the directory, once the disk has room for it. Clients that have
-    /// found the spare one may go on to use it.
+    /// Moves from the spare socket to the one in the directory, once the disk has room for it. Clients that found the
+    /// spare socket may continue to use it.
     fn move_to_own_socket(&mut self) {
         let Some(local) = &self.local else {
             return;
@@ -826,7 +825,7 @@ impl Server {
     }
 }
 
-/// Whether the error concerns only the client that was to be accepted: it has disconnected, or its network fails.
+/// Whether the error concerns only the client being accepted: it has disconnected, or its network fails.
 fn concerns_client(error: &io::Error) -> bool {
     matches!(
         Errno::from_io_error(error),
@@ -844,7 +843,7 @@ fn concerns_client(error: &io::Error) -> bool {
     )
 }
 
-/// Reads and drops waiting bytes; `false` once the other side has closed.
+/// Discards waiting bytes; returns `false` once the client has closed.
 fn discard(socket: &Socket, buffer: &mut [u8]) -> bool {
     loop {
         match rustix::io::read(&socket.fd, &mut *buffer) {
@@ -862,7 +861,7 @@ fn watch_signals(poll: &Poll) -> io::Result<UnixStream> {
     for signal in [SIGTERM, SIGINT] {
         signal_hook::low_level::pipe::register(signal, write.try_clone()?)?;
     }
-    // A limit on file sizes is met like a full disk, and not by dying of it.
+    // A limit on file sizes is handled like a full disk, instead of killing the process.
     signal_hook::flag::register(SIGXFSZ, Arc::default())?;
     poll.registry().register(
         &mut SourceFd(&read.as_raw_fd()),
@@ -872,15 +871,15 @@ fn watch_signals(poll: &Poll) -> io::Result<UnixStream> {
     Ok(read)
 }
 
-/// Wakes the loop when the parent of this process exits. Its socket does not always show that: a process that
-/// it has forked may have a copy.
+/// Wakes the loop when the parent of this process exits. The socket does not always show that: a process forked by the
+/// parent may hold a copy.
 #[cfg(target_os = "linux")]
 fn watch_parent(poll: &Poll, pid: u32) -> io::Result<Option<OwnedFd>> {
     use rustix::process::{PidfdFlags, getppid, pidfd_open};
     let gone = || io::Error::new(io::ErrorKind::NotFound, "it has ended");
     let parent = getppid().filter(|parent| parent.as_raw_pid() as u32 == pid);
     let process = pidfd_open(parent.ok_or_else(gone)?, PidfdFlags::empty())?;
-    // The number may have become another's in between.
+    // Another process may have got the number in between.
     getppid()
         .filter(|parent| parent.as_raw_pid() as u32 == pid)
         .ok_or_else(gone)?;
@@ -890,7 +889,7 @@ fn watch_parent(poll: &Poll, pid: u32) -> io::Result<Option<OwnedFd>> {
     Ok(Some(process))
 }
 
-/// Relies on the end of the socket elsewhere.
+/// Returns none: other systems rely on the end of the socket.
 #[cfg(not(target_os = "linux"))]
 fn watch_parent(_: &Poll, _: u32) -> io::Result<Option<OwnedFd>> {
     Ok(None)
@@ -921,7 +920,7 @@ fn log_recovery(journal: &std::path::Path, report: &RecoveryReport, took: Durati
 mod tests {
     use super::*;
 
-    /// A seed that clients know is none: they choose ids that collide under it.
+    /// Checks that no two servers share a seed: under a known seed, clients could choose ids that collide.
     #[test]
     fn each_server_draws_the_seed_of_its_hashes() {
         let draw =

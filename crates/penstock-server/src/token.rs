@@ -1,4 +1,4 @@
-//! The secret that clients on TCP show. It is compared, and never shown.
+//! Secret that clients on TCP present. It is compared, and never shown.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use subtle::ConstantTimeEq;
 /// Token that a client must present unless its socket is trusted.
 #[derive(Clone)]
 pub struct Token {
-    /// Padded with zeros, so that comparing takes as long for every token and every guess.
+    /// Bytes padded with zeros, so that comparing takes equally long for every token and every guess.
     padded: [u8; MAX_TOKEN_BYTES],
     length: u64,
 }
@@ -40,8 +40,8 @@ impl Token {
         })
     }
 
-    /// Compares in constant time: the time of a refusal must tell neither how much of a guess was right nor
-    /// how long the token is.
+    /// Compares in constant time: the time of a refusal must reveal neither how much of a guess was right nor how long
+    /// the token is.
     pub(crate) fn is(&self, shown: &[u8]) -> bool {
         let Some(shown) = Self::pad(shown) else {
             return false;
@@ -77,7 +77,7 @@ mod tests {
             check(token, &changed);
             check(&changed, token);
         }
-        // The padding is not part of it.
+        // The padding is not part of the token.
         check(token, b"a secret of 22 bytes..\0");
         check(b"zero\0", b"zero");
         check(b"\0", b"");
@@ -93,15 +93,14 @@ mod tests {
 
         let secret = [b'a'; 64];
         let token = Token::new(&secret).expect("a token");
-        // As long as the token: the length of a guess is no secret to the guesser.
+        // Has the token's length: the length of a guess is no secret to the guesser.
         let mut guesses = vec![secret.to_vec()];
         for wrong_at in [0, 31, 63] {
             let mut guess = secret.to_vec();
             guess[wrong_at] = b'b';
             guesses.push(guess);
         }
-        // The least of many times is the time without what else this machine does meanwhile, so a busy one
-        // only takes longer to come to it.
+        // The minimum of many times excludes the machine's other work, so a busy machine only takes longer to reach it.
         let mut least = vec![Duration::MAX; guesses.len()];
         let mut spread = f64::MAX;
         for _ in 0..200_000 {

@@ -1,4 +1,4 @@
-//! The thread that writes and syncs, and the one that prepares spare segments for it.
+//! Threads that write and sync, and that prepare spare segments.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, channel, sync_channel};
@@ -11,19 +11,19 @@ use penstock_journal::{Spares, Storage, StoredFile, WriteError, Writer};
 use crate::engine::WriterTask;
 use crate::panics::panic_if_asked;
 
-/// Interval of trying a full disk again: it does not say when there is space.
+/// Interval between attempts while the disk is full: it does not report new space.
 const FULL_RETRY: Duration = Duration::from_millis(250);
 
 /// Message from the writer to the loop.
 pub(crate) enum WriterReport {
-    /// Written up to here; the sync goes on.
+    /// The batch is written up to this position; the sync is still running.
     Written(u64),
     Done {
         task: WriterTask,
         sync_us: u64,
     },
     Failed(WriteError),
-    /// Another set of commands must wait for disk space now: ask the engine's journal.
+    /// Other commands must wait for disk space now: ask the engine's journal.
     SpaceChanged,
 }
 
@@ -38,7 +38,7 @@ impl WriterThread {
         let (tasks, todo) = sync_channel::<WriterTask>(1);
         let (report, reports) = channel();
         let tell = move |said: WriterReport| {
-            // The loop may have ended before us; then nobody waits for this.
+            // The loop may have stopped first; then nobody waits for the report.
             if report.send(said).is_ok() {
                 waker.wake().expect("an eventfd takes a wake-up");
             }
@@ -82,7 +82,7 @@ fn run_writer<S: Storage>(
                         tracing::warn!("made room by removing a file that was kept for that");
                         continue;
                     }
-                    // No other task comes while this one is out; but the loop may end.
+                    // No other task arrives while this one is pending; but the loop may stop.
                     match todo.recv_timeout(FULL_RETRY) {
                         Err(RecvTimeoutError::Timeout) => {}
                         _ => return,
@@ -98,9 +98,9 @@ fn run_writer<S: Storage>(
             }
             Err(error) => return tell(WriterReport::Failed(error)),
         }
-        // Asked here, since waking a thread that has nothing to do costs a lone commit 7 µs.
+        // Checked here, since waking an idle thread costs a lone commit 7 µs.
         if spares.wanted() {
-            // Full: it is at work already.
+            // Full channel: the thread is already at work.
             let _busy = prepare_spare.try_send(());
         }
     }
@@ -129,7 +129,7 @@ fn start_spares<S: Storage>(
     Ok(look)
 }
 
-/// Prepares the wanted spares; returns whether there was no way to.
+/// Prepares the wanted spares; returns whether that failed.
 fn prepare_spares<S: Storage>(
     spares: &Spares<S>,
     failed: bool,
@@ -154,7 +154,7 @@ fn prepare_spares<S: Storage>(
     failing
 }
 
-/// Logs, a moment after the start, the time that every confirm will wait for a sync.
+/// Logs, shortly after the start, how long every confirm will wait for a sync.
 pub(crate) fn measure_sync<S: Storage>(storage: S) -> std::io::Result<()> {
     const NAME: &str = "sync-time.probe";
     const SYNCS: usize = 9;
@@ -209,7 +209,7 @@ mod tests {
         let poll = mio::Poll::new().expect("a poll");
         let waker = Waker::new(poll.registry(), mio::Token(0)).expect("a waker");
         let writer = WriterThread::start(journal.writer, Arc::new(waker)).expect("threads");
-        // One segment and its four spares, in whichever thread they are made, and however late.
+        // One segment and its four spares, whichever thread makes them, and however late.
         storage.set_quota(Some(5 * (64 << 10)));
         let mut position = journal.next_position;
         let mut write = || {
@@ -229,8 +229,8 @@ mod tests {
         loop {
             write();
             let mut changes = 0;
-            // One write sees at most two changes of the space: that the disk is found full, and that a
-            // spare is used. What is told a third time is that the writer waits.
+            // One write changes the space at most twice: the disk is found full, and a spare is used. A third report
+            // means that the writer waits.
             let is_done = loop {
                 match writer.reports.recv_timeout(LONG).expect("a report") {
                     WriterReport::Done { .. } => break true,

@@ -1,4 +1,4 @@
-//! Decides what is written when: records become batches for the writer's thread, one at a time.
+//! Decides when records are written: they become batches for the writer's thread, one at a time.
 
 use penstock_broker::{CarriedForward, ConnId, Input, Now, Position};
 use penstock_faults::{perhaps, planted};
@@ -9,19 +9,19 @@ use penstock_message::{Durability, Op, Space, Tx};
 
 use super::{Engine, Lifecycle};
 
-/// Delay at most of records that nobody waits for (grants of leases, mostly).
+/// Maximum delay of records that nobody waits for (grants of leases, mostly).
 const LAZY_MS: u64 = 20;
-/// Bytes of such records that are written at once: they do not wait out [`LAZY_MS`].
+/// Bytes of such records that are written at once, without the delay of [`LAZY_MS`].
 const LAZY_BYTES: usize = 1 << 20;
-/// Bytes of transactions from which the space on the disk is looked at before they are taken: the segments kept
-/// for a full disk hold several times as much.
+/// Bytes of a transaction from which free disk space is checked before it is accepted: the segments kept for a full
+/// disk hold several times as much.
 const LARGE_BYTES: usize = 256 << 10;
-/// Free bytes of the segment in use that steps of operations need on the last reserve of the disk. A step
-/// that ends 1,024 messages takes 20 KiB at most.
+/// Free bytes that steps of operations need in the segment in use, on the last reserve of the disk. A step that ends
+/// 1,024 messages takes at most 20 KiB.
 const ROOM_FOR_STEPS_BYTES: u64 = 256 << 10;
 /// Time without a record after which the journal gets a watermark that covers the last one.
 const IDLE_MS: u64 = 100;
-/// Bytes at least that are carried forward out of the oldest segment at a time.
+/// Minimum bytes that are carried forward from the oldest segment at a time.
 const RECLAIM_STEP_BYTES: usize = 256 << 10;
 
 /// Task of the writer's thread, done in one go.
@@ -29,19 +29,19 @@ const RECLAIM_STEP_BYTES: usize = 256 << 10;
 pub struct WriterTask {
     /// Batch to write with one call.
     pub batch: Option<Batch>,
-    /// Whether to sync then.
+    /// Whether to sync after the write.
     pub sync: bool,
-    /// Whether a client waits to learn that it is written, and not for the sync that follows.
+    /// Whether a client waits for the write itself, and not for the sync after it.
     pub tell_written: bool,
-    /// Whether to close the journal then: nothing more comes.
+    /// Whether to close the journal afterwards: nothing more will be written.
     pub close: bool,
-    /// Last position that is complete with it.
+    /// Last position that is complete with this task.
     pub through: u64,
 }
 
 impl WriterTask {
-    /// Writes and syncs. `written` is called in between, if a client waits for just that. When the disk
-    /// is full, nothing is done: try again later.
+    /// Writes and syncs. Calls `written` in between if a client waits for the write alone. Does nothing when the disk
+    /// is full: try again later.
     pub fn carry_out<S: Storage>(
         &self,
         writer: &mut Writer<S>,
@@ -64,8 +64,8 @@ impl WriterTask {
 }
 
 impl Engine {
-    /// Returns the writer's next task; `None` while it has one, or there is nothing to do.
-    /// The shell reports the task with [`Engine::batch_done`], or [`Engine::disk_failed`].
+    /// Returns the writer's next task; `None` while it has one, or when there is nothing to do. The shell reports the
+    /// task with [`Engine::batch_done`] or [`Engine::disk_failed`].
     pub fn take_batch(&mut self, now: Now) -> Option<WriterTask> {
         self.now = now;
         self.pump();
@@ -128,19 +128,19 @@ impl Engine {
         }
         self.disk.closed = task.close && self.disk.appended == through;
         self.disk.idle_due_ms = Some(now.mono_ms + IDLE_MS);
-        // A segment that was dropped is a spare now: who had to stop may go on, and may be silent until then.
+        // A dropped segment is a spare now: held-back clients may continue, and may stay silent until then.
         self.update_space();
         self.reclaim();
     }
 
-    /// Notes that other commands may have to wait for the disk: [`Journal::space`] tells which.
+    /// Notes that other commands may have to wait for the disk; [`Journal::space`] states which.
     pub fn space_changed(&mut self, now: Now) {
         self.now = now;
         self.update_space();
         self.reclaim();
     }
 
-    /// Tells the core the space before its next decision; the journal knows it at any moment.
+    /// Passes the current disk space to the core before its next decision.
     pub(super) fn update_space(&mut self) {
         let space = self.journal.space();
         if space != self.space {
@@ -163,15 +163,15 @@ impl Engine {
         }
     }
 
-    /// Decides transactions, or keeps them: at the last level of space, outcomes of runs and all that the same
-    /// client sends after them. New work alone is refused at once.
+    /// Applies transactions or holds them back. At the last level of space, outcomes of runs wait, and so do all later
+    /// transactions of the same client. New work alone is refused at once.
     pub(super) fn decide(&mut self, conn: ConnId, bytes: usize, input: Input) {
         self.update_space();
         let settles = |tx: &Tx| tx.ops.iter().any(Op::is_settlement);
         let must_wait = self.space == Space::NoSettlements
             && match &input {
                 Input::Commit { txs, .. } => txs.iter().any(settles),
-                // What its other parts hold is not known yet.
+                // Its other parts are not known yet.
                 Input::CommitPart { .. } => true,
                 _ => false,
             };
@@ -191,7 +191,7 @@ impl Engine {
         self.input(input);
     }
 
-    /// Drops kept transactions: their client will send them again, on its next connection.
+    /// Drops held transactions: their client will send them again on its next connection.
     pub(super) fn forget_blocked(&mut self, conn: ConnId) {
         if let Some(connection) = self.connections.get_mut(&conn)
             && connection.blocked_bytes > 0
@@ -231,8 +231,8 @@ impl Engine {
             || self.journal.waiting_bytes() >= LAZY_BYTES
     }
 
-    /// Returns a task when nothing has happened for a while, or never will again: syncs written records, then
-    /// proves them with a watermark. At the end it closes the journal.
+    /// Returns a task when the broker is idle or stopping: syncs written records, then proves them with a watermark. On
+    /// stopping it also closes the journal.
     fn idle_task(&mut self) -> Option<WriterTask> {
         let stopping = self.lifecycle != Lifecycle::Running;
         let quiet = self
@@ -261,7 +261,7 @@ impl Engine {
         })
     }
 
-    /// Whether no client is left that could have anything written, and all that was is proven.
+    /// Whether no client is left that could cause a write, and all records are proven.
     fn wants_close(&self) -> bool {
         let announced = matches!(
             self.lifecycle,
@@ -278,7 +278,7 @@ impl Engine {
         if self.lifecycle != Lifecycle::Running || self.disk.in_flight || self.reclaim_reads {
             return;
         }
-        // Not while the last time is being written, or it would never end.
+        // Waits until the previous step is written, or it would never end.
         let is_early = self.journal.waiting_bytes() == 0 && perhaps!("reclaim-early");
         self.reclaiming = self.journal.reclaim_due(self.broker.live_bytes()) || is_early;
         if !self.reclaiming {
@@ -288,7 +288,7 @@ impl Engine {
             self.reclaiming = false;
             return;
         };
-        // At least as fast as new records come in, so that the journal's size stays bounded.
+        // At least as fast as new records arrive, so that the journal's size stays bounded.
         let step = match perhaps!("carry-little") {
             true => 1,
             false => RECLAIM_STEP_BYTES.max(self.journal.waiting_bytes()),
@@ -310,7 +310,7 @@ impl Engine {
         }
         let reclaims = self.reclaiming && !self.reclaim_reads;
         let at_once = disk.is_awaited() || reclaims || self.wants_close();
-        // A watermark comes after what still waits to be written.
+        // A watermark comes after all records waiting to be written.
         let idle_due_ms = disk.idle_due_ms.filter(|_| disk.appended == disk.taken);
         [
             at_once.then_some(self.now.mono_ms),
@@ -326,7 +326,7 @@ impl Engine {
 /// Progress of appending, writing and syncing, by position.
 #[derive(Debug, Default)]
 pub(super) struct DiskState {
-    /// Last record that a client waits to see written, and the last to see synced.
+    /// Last record that a client waits to see written, and last record that one waits to see synced.
     wanted_written: u64,
     wanted_synced: u64,
     pub(super) appended: u64,
@@ -338,14 +338,14 @@ pub(super) struct DiskState {
     /// Whether the journal is closed.
     pub(super) closed: bool,
     pub(super) in_flight: bool,
-    /// Time when records that nobody waits for are written anyway.
+    /// Time at which records that nobody waits for are written anyway.
     lazy_due_ms: Option<u64>,
-    /// Time when all is quiet enough for a watermark.
+    /// Time at which the broker counts as idle and writes a watermark.
     idle_due_ms: Option<u64>,
 }
 
 impl DiskState {
-    /// Begins with all recovered records on disk.
+    /// Starts with all recovered records on disk.
     pub(super) fn recovered(through: u64) -> Self {
         Self {
             appended: through,

@@ -1,4 +1,4 @@
-//! Turns the frames of clients into inputs of the core, or into an end of the connection.
+//! Turns the frames of clients into inputs of the core, or ends the connection.
 
 use penstock_broker::{Answer, ConnId, Input, Query};
 use penstock_message::{Lease, Space};
@@ -14,11 +14,11 @@ use crate::token::Token;
 /// Range of heartbeats. A shorter one would be lost to scheduling; a longer one hides the dead for hours.
 const HEARTBEAT_RANGE_MS: std::ops::RangeInclusive<u64> = 100..=3_600_000;
 
-/// Most that a clock is moved on in all: a hundred years.
+/// Maximum total movement of a clock: a hundred years.
 const MAX_MOVED_MS: u64 = 100 * 366 * 86_400_000;
-/// Most times of schedules that one query goes through: then it is answered, and the client asks again.
+/// Maximum of schedule times that one query passes; then it is answered, and the client asks again.
 const TIMES_PASSED: usize = 10_000;
-/// Most turns that the schedules which are due at one time may take.
+/// Maximum of turns for the schedules that are due at one time.
 const MOST_TURNS: usize = 1_000;
 
 impl Engine {
@@ -105,7 +105,7 @@ impl Engine {
             };
             self.send_frame(conn, &pong);
         }
-        // Last, whatever other fields a frame may have.
+        // Last, whatever other fields the frame has.
         if frame.goodbye {
             self.end_connection(conn, true);
         }
@@ -166,7 +166,7 @@ impl Engine {
     }
 
     fn commit(&mut self, conn: ConnId, commit: proto::Commit) -> Result<(), RefusedFrame> {
-        // Reckoned only when it may have to wait.
+        // Computed only when it may have to wait.
         let bytes = match self.journal.space() {
             Space::NoSettlements => encoded_frame_len(&commit),
             _ => 0,
@@ -220,11 +220,11 @@ impl Engine {
         self.answer(conn, id, answer);
     }
 
-    /// Moves the clock. Everything that is due by then is due when the answer is read. With `by_schedules`, stops where a
-    /// schedule has made a job or a delayed one is due, so that jobs run at their times; and after many times, so that an
-    /// answer comes soon.
+    /// Moves the clock. Everything due by then is due when the answer is read. With `by_schedules`, stops where a
+    /// schedule has made a job or a delayed job is due, so that jobs run at their times. Also stops after many times,
+    /// so that the answer comes soon.
     fn move_clock(&mut self, forward_ms: u64, by_schedules: bool) -> Result<(), &'static str> {
-        // A countdown of so many milliseconds is over when the next one begins, not before.
+        // A countdown of this many milliseconds is over when the next one begins, not before.
         let mut left_ms = forward_ms.saturating_add(1);
         if !self.options.is_double {
             return Err("only the clock of a memory: broker, a double for tests, can be moved");
@@ -242,8 +242,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Goes through the times of schedules and of all else that follows the clock, within so many milliseconds. Returns how
-    /// far it came; `None`: it has stopped.
+    /// Passes the times of schedules and everything else that follows the clock, within this many milliseconds. Returns
+    /// the time passed; `None`: it has stopped.
     fn advance_by_schedules(&mut self, most_ms: u64) -> Option<u64> {
         let until = self.now.wall_ms.saturating_add(most_ms);
         let begun = self.now.wall_ms;
@@ -277,7 +277,7 @@ impl Engine {
         self.clock_move_ms += ms;
         self.now.move_on(ms);
         for connection in self.connections.values_mut() {
-            // It was heard a moment ago, whatever the clock says.
+            // The client was heard just now, whatever the clock says.
             connection.excuse_silence(self.now.mono_ms, ms);
         }
         self.tick(self.now);
@@ -288,19 +288,19 @@ impl Engine {
     }
 }
 
-/// Why a connection must be closed.
+/// Reason to close a connection.
 pub(super) struct RefusedFrame {
     pub(super) why: Why,
     pub(super) text: String,
 }
 
-/// Returns the version of the protocol to go on in after a first hello, or why it may not.
+/// Returns the protocol version to speak after a first hello, or the reason for a refusal.
 fn check_hello(
     hello: &proto::Hello,
     peer: Peer,
     token: Option<&Token>,
 ) -> Result<u32, RefusedFrame> {
-    // A client that must show a token where there is none is never let in.
+    // A client that must present a token is never admitted where there is none.
     let may_enter = peer == Peer::Trusted || token.is_some_and(|token| token.is(&hello.token));
     if !may_enter {
         return Err(RefusedFrame {

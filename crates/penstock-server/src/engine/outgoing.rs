@@ -8,7 +8,7 @@ use penstock_wire::{MAX_FRAME_BYTES, native};
 use super::Engine;
 use crate::connection::{Connection, ConnectionStage};
 
-/// Bytes up to which items of one list go into one frame; more follow in another.
+/// Size of a frame up to which items of a list are added; the rest goes into further frames.
 const FRAME_TARGET_BYTES: usize = 1 << 20;
 
 impl Engine {
@@ -179,7 +179,7 @@ impl Engine {
             notices: vec![notice.into()],
             ..ToClient::default()
         };
-        // To a client, whatever comes before its welcome is a breach of the protocol.
+        // For a client, any frame before its welcome breaks the protocol.
         let is_welcome = |connection: &Connection| connection.is_open() && connection.welcomed;
         for conn in self.connections_where(is_welcome) {
             self.send_frame(conn, &frame);
@@ -206,7 +206,7 @@ impl Engine {
     }
 }
 
-/// Cuts a list so that each part fits a frame: it has at most [`FRAME_TARGET_BYTES`], or one item.
+/// Splits a list so that each part fits into a frame: at most [`FRAME_TARGET_BYTES`], or one item.
 fn portions<T>(mut items: Vec<T>, bytes_of: impl Fn(&T) -> usize) -> Vec<Vec<T>> {
     let mut cuts = Vec::new();
     let mut bytes = 0;
@@ -227,7 +227,7 @@ fn portions<T>(mut items: Vec<T>, bytes_of: impl Fn(&T) -> usize) -> Vec<Vec<T>>
     cut_off
 }
 
-/// Returns the bytes that a delivery takes in a frame, or somewhat more.
+/// Returns the bytes that a delivery takes in a frame, rounded up.
 fn delivery_bytes(delivery: &Delivery) -> usize {
     let message = &delivery.message;
     let notes: usize = message.notes.iter().map(|note| note.len() + 8).sum();
@@ -238,7 +238,7 @@ fn delivery_bytes(delivery: &Delivery) -> usize {
         + delivery.inputs.len()
 }
 
-/// Returns the bytes that a key and its state take in a frame, or somewhat more.
+/// Returns the bytes that a key and its state take in a frame, rounded up.
 fn value_bytes((key, state): &(Key, KeyState)) -> usize {
     let key = match key {
         Key::Result(_) => 16,

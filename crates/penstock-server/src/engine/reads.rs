@@ -1,4 +1,4 @@
-//! Reads bodies back that are not in memory, on a thread of its own, one task at a time.
+//! Reads back bodies that are not in memory, on a separate thread, one task at a time.
 
 use bytes::Bytes;
 use penstock_broker::{Now, Read, Unread};
@@ -6,7 +6,7 @@ use penstock_journal::{JournalReader, ReadAt, ReadError, Storage};
 
 use super::{Engine, Lifecycle};
 
-/// Bytes that one task reads, about: the first of them are sent while the next are read.
+/// Approximate bytes read by one task: the first ones are sent while the next are read.
 const TASK_BYTES: usize = 1 << 20;
 
 /// Task of the reader's thread, done in one go.
@@ -30,8 +30,8 @@ impl ReadTask {
 }
 
 impl Engine {
-    /// Returns the reader's next task; `None` while it has one, or there is nothing to read. The shell
-    /// reports the task with [`Engine::reads_done`].
+    /// Returns the reader's next task; `None` while it has one, or when there is nothing to read. The shell reports the
+    /// task with [`Engine::reads_done`].
     pub fn take_reads(&mut self, now: Now) -> Option<ReadTask> {
         self.now = now;
         if self.reading || matches!(self.lifecycle, Lifecycle::Failed { .. }) {
@@ -47,7 +47,7 @@ impl Engine {
             .collect();
         self.reading = !reads.is_empty();
         if !self.reading && self.reclaim_reads && !self.broker.awaits_carried() {
-            // All that reclaim waited for has ended meanwhile, so no read will have it go on.
+            // All messages that reclaiming waited for have ended, so no read will resume it.
             self.reclaim_reads = false;
             self.reclaim();
         }
