@@ -1,5 +1,5 @@
-//! Converts between the messages of the protocol and the nouns. Towards the wire everything has a form; from
-//! the wire it is checked, and input that makes no sense is [`WireError::Invalid`].
+//! Conversions between the messages of the protocol and the nouns. Every noun can be sent. Input is checked, and input
+//! that makes no sense is [`WireError::Invalid`].
 
 use bytes::Bytes;
 use penstock_message::{
@@ -20,7 +20,7 @@ mod transactions;
 mod values;
 mod workflows;
 
-/// Declares both ways between an enum of the nouns and its number on the wire.
+/// Declares both conversions between an enum of the nouns and its number on the wire.
 macro_rules! same_variants {
     ($noun:ident, $wire:ty, $unknown:literal, { $($variant:ident = $wire_variant:ident),+ $(,)? }) => {
         impl From<$noun> for $wire {
@@ -109,7 +109,7 @@ fn id_bytes(id: MessageId) -> Bytes {
     Bytes::copy_from_slice(&id.0)
 }
 
-/// Reads an id that may be left out: no bytes are none.
+/// Reads an optional id; no bytes mean none.
 fn optional_id(bytes: &[u8]) -> Result<Option<MessageId>, WireError> {
     match bytes {
         [] => Ok(None),
@@ -129,7 +129,7 @@ pub fn durability(number: i32) -> Result<Durability, WireError> {
     Durability::from_number(number)
 }
 
-/// Converts all of a repeated field.
+/// Converts all items of a repeated field.
 pub fn all<W, N>(wire: Vec<W>) -> Result<Vec<N>, WireError>
 where
     N: TryFrom<W, Error = WireError>,

@@ -9,7 +9,7 @@ use crate::weigh::{MAX_ENTRY_BYTES, fits_memory};
 /// A frame is its length in four little-endian bytes, then the message.
 pub const FRAME_HEADER_BYTES: usize = 4;
 
-/// Why bytes are not the protocol. The connection they came from must be closed.
+/// Reason why bytes are not valid. Their connection must be closed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
     #[error("a frame of {length} bytes is over the limit of {limit}")]
@@ -21,14 +21,14 @@ pub enum WireError {
     TooManyEntries,
     #[error("a frame is not a valid protobuf message: {0}")]
     NotProtobuf(String),
-    /// Valid protobuf that makes no sense, for instance an id of three bytes.
+    /// Valid protobuf that makes no sense, such as an id of three bytes.
     #[error("{0}")]
     Invalid(&'static str),
 }
 
 /// Frame that one side receives from the other.
 pub trait Heard: Message + Default {
-    /// Whether a frame may be decoded without taking more memory than a client may cost.
+    /// Whether a frame can be decoded within the memory that a client may cost.
     fn fits_memory(frame: &Bytes) -> bool;
 }
 
@@ -39,7 +39,7 @@ impl Heard for ToBroker {
 }
 
 impl Heard for ToClient {
-    /// Always true: a client has chosen its broker.
+    /// Returns true: a client has chosen its broker.
     fn fits_memory(_frame: &Bytes) -> bool {
         true
     }
@@ -57,7 +57,7 @@ const LARGEST_ENTRY: usize = {
     largest
 };
 
-/// Cuts a stream of bytes into messages. Byte fields of a message are slices of the arrived bytes, not copies.
+/// Splits a stream of bytes into messages. Byte fields of a message are slices of the received bytes, not copies.
 #[derive(Debug)]
 pub struct Decoder<T> {
     arrived: BytesMut,
@@ -74,7 +74,7 @@ impl<T: Heard> Decoder<T> {
         }
     }
 
-    /// Sets the limit for the frames that have not been taken yet.
+    /// Sets the size limit for frames that have not been taken yet.
     pub fn set_max_frame_bytes(&mut self, max_frame_bytes: usize) {
         self.max_frame_bytes = max_frame_bytes;
     }
@@ -83,19 +83,19 @@ impl<T: Heard> Decoder<T> {
         self.arrived.extend_from_slice(bytes);
     }
 
-    /// Returns the bytes that have arrived of frames that were not taken.
+    /// Returns the received bytes of frames that were not taken yet.
     pub fn pending_bytes(&self) -> usize {
         self.arrived.len()
     }
 
-    /// Frees the buffer if nothing waits in it.
+    /// Frees the buffer if it is empty.
     pub fn shrink(&mut self) {
         if self.arrived.is_empty() {
             self.arrived = BytesMut::new();
         }
     }
 
-    /// Takes the next message that has arrived whole. After an error the stream has no more meaning.
+    /// Takes the next complete message. After an error the rest of the stream is meaningless.
     pub fn next_message(&mut self) -> Result<Option<T>, WireError> {
         match self.next_frame()? {
             None => Ok(None),
@@ -120,7 +120,7 @@ impl<T: Heard> Decoder<T> {
         }
         let whole = FRAME_HEADER_BYTES + length;
         if self.arrived.len() < whole {
-            // One allocation for a large frame, in place of a doubling with each portion.
+            // One allocation for a large frame, instead of a doubling with each portion.
             self.arrived.reserve(whole - self.arrived.len());
             return Ok(None);
         }
@@ -130,7 +130,7 @@ impl<T: Heard> Decoder<T> {
     }
 }
 
-/// Appends one frame. The caller keeps it under the other side's limit, by [`encoded_frame_len`].
+/// Appends one frame. The caller keeps it under the peer's limit, by [`encoded_frame_len`].
 pub fn encode_frame(message: &impl Message, out: &mut BytesMut) {
     let length = message.encoded_len();
     debug_assert!(u32::try_from(length).is_ok());

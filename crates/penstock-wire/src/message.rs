@@ -6,7 +6,7 @@ use prost::encoding::{DecodeContext, WireType};
 
 use crate::generated::{FIRST_EXTRA, MessageExtras, MessageHead};
 
-/// A message as the protocol has it. Most have nothing in `extras`, and pay a null pointer for it.
+/// Message of the protocol. Most have nothing in `extras`, and pay only a null pointer for it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Message {
     pub head: MessageHead,

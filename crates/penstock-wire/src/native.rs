@@ -1,5 +1,5 @@
-//! Capabilities of a broker that speaks this version of the protocol, at best. A broker declares its own in its
-//! welcome; a client that is not connected yet has nothing else to go by.
+//! Maximum capabilities of a broker that speaks this version of the protocol. A broker declares its own in its welcome;
+//! a client that is not connected yet has nothing else to rely on.
 
 use std::sync::LazyLock;
 use std::time::Duration;

@@ -1,10 +1,10 @@
-//! Versions of the protocol: which are spoken, and the additions of each.
+//! Versions of the protocol that this program speaks, and the additions of each.
 //!
-//! Both sides state the highest version that they speak, and go on in the lower of the two. Additions of
-//! later versions must not be sent: an operation would be refused, but a field would be dropped
-//! without a trace. So a client looks into [`ADDITIONS`] before it sends anything to an older broker.
+//! Both sides state the highest version that they speak, and continue in the lower of the two. Additions of later
+//! versions must not be sent: an operation would be refused, but a field would be dropped silently. So a client checks
+//! [`ADDITIONS`] before it sends anything to an older broker.
 //!
-//! Hello, Welcome, Close and the question that stops a local broker mean the same in every version.
+//! Hello, Welcome, Close and the query that stops a local broker mean the same in every version.
 
 use std::fmt;
 
@@ -12,12 +12,12 @@ use bytes::Bytes;
 use prost::bytes::Buf;
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 
-/// The highest version that this program speaks.
+/// Highest version that this program speaks.
 pub const PROTOCOL_VERSION: u32 = 2;
-/// The lowest version that it speaks. Version 1 was never released.
+/// Lowest version that it speaks. Version 1 was never released.
 pub const LOWEST_PROTOCOL_VERSION: u32 = 2;
 
-/// The versions that one side speaks.
+/// Versions that one side speaks.
 #[derive(Clone, Copy, Debug)]
 pub struct Versions {
     pub lowest: u32,
@@ -33,9 +33,9 @@ pub struct Addition {
     /// Name for people.
     pub what: &'static str,
     pub within: Within,
-    /// Numbers of fields from `within` down to the message that it is a field of.
+    /// Field numbers from `within` down to the message that contains the fields.
     pub path: &'static [u32],
-    /// First and last number of its fields; any of them is the addition.
+    /// First and last number of its fields; any of them counts as the addition.
     pub fields: (u32, u32),
 }
 
@@ -46,13 +46,13 @@ pub enum Within {
     Query,
 }
 
-/// Numbers of fields on the way to others.
+/// Field numbers on the way to others.
 const OPS: u32 = 1;
 const ACK: u32 = 1;
 const PUBLISH: u32 = 4;
 const HOLD: u32 = 8;
 
-/// Additions of each version but the first. An entry may go once no version before it is spoken.
+/// Additions of each version but the first. Remove an entry once no earlier version is spoken.
 pub const ADDITIONS: &[Addition] = &[
     operation(2, 14, "cancelling jobs"),
     operation(2, 15, "failing a job in one operation"),
@@ -118,7 +118,7 @@ impl Versions {
         additions: ADDITIONS,
     };
 
-    /// Returns the version to speak with a peer that speaks up to this one; `None`: there is none.
+    /// Returns the version to speak with a peer whose highest version is this one; `None`: there is none.
     pub fn common(&self, highest_of_other: u32) -> Option<u32> {
         let common = highest_of_other.min(self.highest);
         (common >= self.lowest).then_some(common)
@@ -134,7 +134,7 @@ impl Versions {
         let is_too_new =
             |additions: &&'static Addition| additions.within == within && additions.since > version;
         let additions: Vec<&'static Addition> = self.additions.iter().filter(is_too_new).collect();
-        // What we have encoded is sound, so nothing is hidden behind an error.
+        // Bytes that this program has encoded are sound, so an error hides nothing.
         find(encoded.clone(), &mut Vec::new(), &additions).unwrap_or(None)
     }
 }
@@ -328,7 +328,7 @@ mod tests {
         assert_eq!(Versions::TODAY.to_string(), "version 2");
     }
 
-    /// Anything that a noun can become on the wire without a number in version 1 is in the table.
+    /// Checks that the table has everything that a noun can become on the wire and that has no number in version 1.
     #[test]
     fn nothing_that_came_with_version_2_is_forgotten() {
         let target = || Target::Filter(Filter::default());

@@ -1,22 +1,21 @@
-//! Memory of a decoded frame, reckoned before it is decoded.
+//! Memory of a decoded frame, estimated before it is decoded.
 //!
-//! An entry of a list may have two bytes on the wire and take some hundreds in memory: 17 MiB of empty
-//! operations would be gigabytes. So a frame is walked first, keeping nothing, and refused when its
-//! entries would take too much. Frames that cannot take too much, whatever is in them, are not walked;
-//! those are nearly all.
+//! An entry of a list may have two bytes on the wire and take several hundred in memory: 17 MiB of empty operations
+//! would become gigabytes. So a frame is first walked without keeping anything, and refused when its entries would take
+//! too much memory. Nearly all frames are too short for that, whatever they contain, and are not walked.
 
 use prost::DecodeError;
 use prost::encoding::{DecodeContext, WireType, decode_varint, skip_field};
 
-/// Most memory for the entries of all lists of a frame, besides the bytes of the frame itself.
+/// Maximum memory for the entries of all lists of a frame, in addition to the frame's own bytes.
 pub const MAX_ENTRY_BYTES: usize = 64 << 20;
 
-/// The fields of a message that hold messages, or that may come any number of times.
+/// Fields of a message that hold messages, or that may be repeated.
 pub(crate) struct EntryShape {
     fields: &'static [(u32, EntryField)],
-    /// Bitmap of the fields' numbers.
+    /// Bitmap of the field numbers.
     numbers: u64,
-    /// Number from which on fields are in a box, and the box's bytes.
+    /// First field number that is in a box, and the box's bytes.
     boxed: Option<(u32, usize)>,
 }
 
@@ -37,7 +36,7 @@ impl EntryShape {
         }
     }
 
-    /// Returns the place of a field in the list.
+    /// Returns the index of a field in the list.
     fn index_of(&self, number: u32) -> Option<usize> {
         let is_known = number < u64::BITS && self.numbers & 1 << number != 0;
         match is_known {
@@ -55,21 +54,20 @@ impl EntryShape {
 const MOST_FIELDS: usize = 20;
 
 pub(crate) enum EntryField {
-    /// A message inside its parent's memory. Sent twice it is merged, or replaced.
+    /// Message inside its parent's memory. When sent twice it is merged or replaced.
     One(&'static EntryShape),
-    /// A list of messages, and the bytes of an entry.
+    /// List of messages, and the bytes of an entry.
     Many(&'static EntryShape, usize),
-    /// A list of strings, and the bytes of an entry besides its text.
+    /// List of strings, and the bytes of an entry without its text.
     ManyPlain(usize),
-    /// A list of numbers, packed or each for itself, and the bytes of an entry.
+    /// List of numbers, packed or not, and the bytes of an entry.
     ManyNumbers(usize),
 }
 
-/// Whether the entries of this frame stay under [`MAX_ENTRY_BYTES`]. Bytes that are not protobuf pass, for
-/// the decoder to say so.
+/// Whether the entries of this frame stay under [`MAX_ENTRY_BYTES`]. Bytes that are not protobuf pass, and the decoder
+/// refuses them.
 pub(crate) fn fits_memory(frame: &[u8], shape: &EntryShape, largest_entry: usize) -> bool {
-    // The shortest entry is the number of its field and a length of zero, and one that is alone in its
-    // list takes the room of FIRST_ROOM.
+    // The shortest entry is a field number and a length of zero. A list with one entry takes the room of FIRST_ROOM.
     if frame.len() / 2 * FIRST_ROOM as usize * largest_entry <= MAX_ENTRY_BYTES {
         return true;
     }
@@ -79,7 +77,7 @@ pub(crate) fn fits_memory(frame: &[u8], shape: &EntryShape, largest_entry: usize
     !matches!(walk.message(frame, shape), Err(Stop::TooHeavy))
 }
 
-/// Entries for which a list that is not empty has room at first; it doubles that when it is full.
+/// Entries for which a non-empty list has room at first; a full list doubles its room.
 const FIRST_ROOM: u32 = 4;
 
 struct Walk {
@@ -98,8 +96,7 @@ impl From<DecodeError> for Stop {
 }
 
 impl Walk {
-    /// Works on borrowed bytes, as every part of a counted buffer would count it up and down: half of the time of
-    /// a large frame's walk.
+    /// Works on borrowed bytes: counting references for every part would take half the time of a large frame's walk.
     fn message(&mut self, mut bytes: &[u8], shape: &EntryShape) -> Result<(), Stop> {
         if shape.fields.is_empty() {
             return Ok(());
@@ -130,7 +127,7 @@ impl Walk {
                 }
                 EntryField::ManyPlain(entry_bytes) => self.add(&mut lists[index], *entry_bytes)?,
                 EntryField::ManyNumbers(entry_bytes) => {
-                    // Each ends in a byte whose highest bit is not set.
+                    // Each number ends in a byte whose highest bit is not set.
                     for _ in held.iter().filter(|byte| **byte < 0x80) {
                         self.add(&mut lists[index], *entry_bytes)?;
                     }

@@ -1,4 +1,4 @@
-//! Questions to workers, and reports of theirs.
+//! Questions to workers, and the reports of workers.
 
 use bytes::Bytes;
 use penstock_message::{Ask, AskQuery, NoReply, WorkerReport, WorkerState};
@@ -102,7 +102,7 @@ impl From<proto::Report> for WorkerReport {
         Self {
             slots: wire.slots,
             busy: wire.busy,
-            // That of a newer worker may have no name here.
+            // A newer worker's state may have no name here.
             state: WorkerState::from_number(wire.state).unwrap_or_default(),
             takes_asks: wire.takes_asks,
             parked: wire.parked,

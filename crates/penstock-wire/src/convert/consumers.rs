@@ -32,7 +32,7 @@ impl From<Consume> for proto::Consumer {
     }
 }
 
-/// Leaves `stop` to the caller, which looks at it first.
+/// Ignores `stop`: the caller checks it first.
 impl From<proto::Consumer> for Consume {
     fn from(wire: proto::Consumer) -> Self {
         Self {
@@ -48,7 +48,7 @@ impl From<proto::Consumer> for Consume {
                 }
             },
             add_credit: wire.add_credit,
-            // What is no id names no job.
+            // Bytes that are no id name no job.
             held_by: wire.held.map(|held| {
                 let ids = held.jobs.iter().map(|id| <[u8; 16]>::try_from(&id[..]));
                 ids.filter_map(|id| id.ok().map(MessageId)).collect()

@@ -197,7 +197,7 @@ impl TryFrom<proto::MessageExtras> for Extras {
             member: wire.member.map(Member::try_from).transpose()?,
             inputs: wire.inputs.map(inputs).transpose()?,
             when: JoinOutcome::from_number(wire.when)?,
-            // It comes beside a held message.
+            // Sent next to a held message, not inside it.
             later: None,
             workflow: optional_id(&wire.workflow)?,
             key: wire.key,
@@ -265,7 +265,7 @@ impl TryFrom<proto::Retries> for Retries {
 
 impl From<Delivery> for proto::Delivery {
     fn from(delivery: Delivery) -> Self {
-        // The message's id says which message the lease is for.
+        // The message's id identifies the leased message.
         debug_assert_eq!(delivery.lease.message, delivery.message.id);
         Self {
             epoch: delivery.lease.epoch,

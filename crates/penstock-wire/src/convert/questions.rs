@@ -44,7 +44,7 @@ impl TryFrom<proto::Query> for (u64, Query) {
     fn try_from(wire: proto::Query) -> Result<Self, WireError> {
         use proto::query::Query as Wire;
         let query = match wire.query {
-            // A newer protocol has more of them.
+            // A newer protocol has more queries.
             None => Query::Unnamed,
             Some(Wire::Status(query)) => Query::Status(query.try_into()?),
             Some(Wire::Message(id)) => Query::Message(message_id(&id)?),
@@ -265,7 +265,7 @@ impl From<proto::JobCounts> for JobCounts {
     }
 }
 
-/// Leaves the counts out while all are zero, as they are for most queues and tasks in any minute.
+/// Omits the counts while all are zero, as they are for most queues and tasks in any minute.
 fn some(counts: JobCounts) -> Option<proto::JobCounts> {
     (counts != JobCounts::default()).then(|| counts.into())
 }
@@ -422,7 +422,7 @@ impl TryFrom<proto::Status> for Status {
                 leases: worker.leases,
                 connected: worker.connected,
                 running: all(worker.running)?,
-                // That of a newer worker may have no name here.
+                // A newer worker's state may have no name here.
                 state: WorkerState::from_number(worker.state).unwrap_or_default(),
             })
         };

@@ -46,7 +46,7 @@ impl From<Op> for proto::Op {
                 carry: true,
             }),
             Op::Release { lease, reason } => {
-                // A broker that does not know suspects counts a crash of each.
+                // A broker that does not know suspects counts a crash for each of them.
                 let (crashed, suspected, reason) = match reason {
                     ReleaseReason::Returned => (false, false, String::new()),
                     ReleaseReason::Crashed(reason) => (true, false, reason),
@@ -176,8 +176,8 @@ impl TryFrom<proto::Op> for Op {
 
     fn try_from(wire: proto::Op) -> Result<Self, WireError> {
         use proto::op::Op as Wire;
-        // A newer protocol has more operations, and more kinds of targets. They are refused, each for
-        // itself; the connection goes on.
+        // A newer protocol has more operations, and more kinds of targets. Each is refused separately, and the
+        // connection continues.
         let Some(op) = wire.op else {
             return Ok(Self::Unnamed);
         };
@@ -218,7 +218,7 @@ impl TryFrom<proto::Op> for Op {
                 key: key(put.key)?,
                 value: {
                     let value = wanted(put.value, "a put has no value")?;
-                    // Without a run: only the broker knows what ran.
+                    // Sent without a run: only the broker knows the run.
                     Value::new(ValueStatus::from_number(value.status)?, value.body)
                 },
                 ttl_ms: put.ttl_ms,
@@ -387,7 +387,7 @@ impl From<Target> for proto::Target {
     }
 }
 
-/// Reads a target; `None`: a kind that only a newer protocol has.
+/// Reads a target; `None`: its kind is of a newer protocol.
 fn target(wire: Option<proto::Target>) -> Result<Option<Target>, WireError> {
     use proto::target::Target as Wire;
     let target = wanted(wire, "an operation on jobs has no target")?;
@@ -482,7 +482,7 @@ impl From<(u64, Receipt)> for proto::Receipt {
     }
 }
 
-/// Returns the fields of a claim: one of an application's own key has had a shorter form from the beginning.
+/// Returns the fields of a claim; a claim of an application's own key has always had a shorter form.
 fn claim_to_wire(claim: Option<Box<Claim>>) -> (Option<proto::KeyRef>, Option<proto::Claim>) {
     use proto::claim;
     let Some(claim) = claim else {
