@@ -1,7 +1,7 @@
 //! Capabilities of an engine, as it states them.
 //!
-//! Engines differ: a broker in memory keeps nothing, others know no joins or only coarse delays. Clients
-//! and workers ask before they rely on anything, and what an engine lacks is one error, [`NotOffered`].
+//! Engines differ: a broker in memory keeps nothing, others have no joins or only coarse delays. Clients and workers
+//! check before they rely on a feature, and a missing one is always the same error, [`NotOffered`].
 //!
 //! ```text
 //!     Features::of(&tx)                    what a transaction needs
@@ -21,14 +21,14 @@ use crate::{
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capabilities {
-    /// The engine and how it is set up, for people: "Redis 7.0.15, appendfsync always".
+    /// Name of the engine and its setup, for people: "Redis 7.0.15, appendfsync always".
     pub engine: String,
     /// Whether it is a double for tests: it accepts every durability up to `disk`, and keeps nothing longer than
     /// its process.
     pub is_double: bool,
     pub highest_durability: Durability,
     pub settlement: Settlement,
-    /// Whether a lost lease changes nothing.
+    /// Whether a lost lease prevents all changes.
     pub fencing: bool,
     pub dedupe: Dedupe,
     pub lease: LeaseLife,
@@ -44,13 +44,13 @@ pub struct Capabilities {
     pub joins: bool,
     /// The most members that a join can have; 0: there are no joins.
     pub max_group: u32,
-    /// Whether a result that is on its way is told from one that will never be there.
+    /// Whether a result that is on its way can be told from one that will never come.
     pub pending: bool,
     pub purge: bool,
     pub pause: bool,
     /// Limits of how much may wait in a queue.
     pub limits: LimitSupport,
-    /// Whether one message can be looked at.
+    /// Whether a single message can be inspected.
     pub inspect: bool,
     /// Whether failed jobs are listed, retried and dropped.
     pub failed_jobs: bool,
@@ -60,7 +60,7 @@ pub struct Capabilities {
     pub tasks_of_consumers: bool,
     /// Whether a task with long jobs does not keep others from running.
     pub fair_flows: bool,
-    /// Whether a countdown does not follow changes of the clock on the wall.
+    /// Whether countdowns ignore changes of the wall clock.
     pub steady_clock: bool,
     pub workflows: bool,
     pub value_streams: bool,
@@ -73,7 +73,7 @@ pub struct Capabilities {
     pub batching: bool,
     pub schedules: bool,
     pub progress: bool,
-    /// Whether it says why a job waits.
+    /// Whether the engine reports why a job waits.
     pub why: bool,
     /// Whether a running job can be parked until something happens.
     pub parking: bool,
@@ -84,7 +84,7 @@ pub struct Capabilities {
     pub remarks: Vec<Remark>,
 }
 
-/// Something that an engine lacks as it is set up, and how to fix it.
+/// Feature that an engine lacks in its present setup, and how to fix that.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Remark {
     pub feature: Feature,
@@ -98,9 +98,9 @@ pub enum Settlement {
     /// The jobs that follow are published before the acknowledgement, and twice if a crash comes between.
     #[default]
     PublishThenAck,
-    /// Copies are dropped for this long.
+    /// Copies are dropped within this window.
     Idempotent { window: Duration },
-    /// All of it or nothing.
+    /// Everything is applied at once, or nothing.
     OneStep,
 }
 
@@ -137,7 +137,7 @@ pub enum Priorities {
 pub enum LimitSupport {
     #[default]
     None,
-    /// Only when the queue is made.
+    /// Only when the queue is created.
     AtDeclaration,
     Live,
 }
@@ -149,7 +149,7 @@ impl Default for Capabilities {
 }
 
 impl Capabilities {
-    /// An engine that offers nothing beyond taking jobs and handing them out.
+    /// Engine that offers nothing beyond accepting jobs and handing them out.
     pub const NOTHING: Self = Self {
         engine: String::new(),
         is_double: false,
@@ -234,7 +234,7 @@ impl Capabilities {
         }
     }
 
-    /// Returns the same without a feature; of a durability, also without those above it.
+    /// Removes a feature; for a durability, also the stronger ones.
     pub fn without(mut self, feature: Feature) -> Self {
         let cap = |highest: Durability| self.highest_durability.min(highest);
         match feature {
@@ -280,13 +280,13 @@ impl Capabilities {
             feature,
             Feature::ReplicatedDurability | Feature::DiskDurability | Feature::OsDurability
         ) {
-            // A double only stands in for what is offered.
+            // A double only imitates offered features.
             self.is_double = false;
         }
         self
     }
 
-    /// Returns all offered features, as a set to compare needs with.
+    /// Returns all offered features, as a set to compare with required ones.
     pub fn features(&self) -> Features {
         let offered = Feature::ALL.into_iter().filter(|one| self.offers(*one));
         offered.fold(Features::NONE, Features::with)
@@ -297,12 +297,12 @@ impl Capabilities {
         durability <= self.highest_durability || (self.is_double && durability <= Durability::Disk)
     }
 
-    /// Returns the durability to settle with: disk, or the most that there is.
+    /// Returns the durability to settle with: disk, or the strongest one offered.
     pub fn settle_at(&self) -> Durability {
         self.highest_durability.min(Durability::Disk)
     }
 
-    /// Returns the first operation that this engine can't do, and the feature that it lacks for it.
+    /// Returns the first operation that this engine can't apply, and the feature it lacks.
     pub fn lacks(&self, tx: &Tx, durability: Durability) -> Option<(u32, Feature)> {
         if !self.takes(durability) {
             return Some((0, Feature::of_durability(durability)));
@@ -346,7 +346,7 @@ impl Capabilities {
     }
 }
 
-/// Something that an engine can or can't do, by name.
+/// Feature that an engine offers or lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Feature {
@@ -439,7 +439,7 @@ impl Feature {
         }
     }
 
-    /// Returns its name for people, as the subject of "... is not offered".
+    /// Returns the name for people, as the subject of "... is not offered".
     pub fn name(self) -> &'static str {
         match self {
             Self::ReplicatedDurability => "durability=\"replicated\"",
@@ -483,7 +483,7 @@ impl Feature {
     }
 }
 
-/// A set of features. Made for each transaction, so it is a number.
+/// Set of features. Made for each transaction, so it is a number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Features(u64);
 
@@ -512,7 +512,7 @@ impl Features {
         Feature::ALL.into_iter().filter(has)
     }
 
-    /// Returns the features that a transaction needs, apart from its durability. Settling a job needs none: any
+    /// Returns the features that a transaction requires, apart from its durability. Settling a job requires none: any
     /// engine can.
     pub fn of(tx: &Tx) -> Self {
         tx.ops.iter().fold(Self::NONE, Self::of_op)
@@ -604,7 +604,7 @@ impl Features {
         }
     }
 
-    /// Returns the features that watching these keys needs.
+    /// Returns the features that watching these keys requires.
     pub fn of_watch(keys: &[Key]) -> Self {
         keys.iter().fold(Self::NONE, Self::of_key)
     }
@@ -622,12 +622,12 @@ impl Features {
     }
 }
 
-/// Something that the engine lacks, and what to do about it.
+/// Feature that the engine lacks, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NotOffered {
     /// Name of the feature, such as `durability="replicated"`.
     pub feature: Cow<'static, str>,
-    /// The engine and how it is set up.
+    /// Name of the engine and its setup.
     pub engine: String,
     pub remedy: String,
 }

@@ -4,27 +4,27 @@ use crate::MessageId;
 
 /// Queues, tasks and credit of a consumer of a connection from now on.
 ///
-/// A connection may have several. Queues and tasks of one may change at any time; it keeps its credit.
+/// A connection may have several consumers. Their queues and tasks may change at any time; credit is kept.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Consume {
-    /// Number of the consumer, which the client chooses.
+    /// Number of the consumer, chosen by the client.
     pub consumer: u32,
-    /// App whose tasks it runs, for people; empty: as before.
+    /// App whose tasks it runs, for people; empty: unchanged.
     pub app: String,
-    /// Queues that it takes from; none: as before.
+    /// Queues that it takes from; none: unchanged.
     pub queues: Vec<String>,
     pub tasks: TaskSelection,
-    /// Deliveries that it will take on top of its credit.
+    /// Deliveries to add to its credit.
     pub add_credit: u32,
-    /// Jobs that wait for others and hold every slot behind this consumer; an empty list: it has slots again. `None`: as
-    /// before.
+    /// Waiting jobs that hold every slot behind this consumer; an empty list: it has free slots again. `None`:
+    /// unchanged.
     pub held_by: Option<Vec<MessageId>>,
 }
 
-/// Tasks that a consumer can run. A job of any other is never sent to it.
+/// Tasks that a consumer can run. Jobs of other tasks are never sent to it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum TaskSelection {
-    /// As before; of a new consumer: any.
+    /// Unchanged; for a new consumer: any.
     #[default]
     Same,
     Any,

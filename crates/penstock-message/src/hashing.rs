@@ -1,8 +1,8 @@
 //! Hashing of bytes that a client chooses: ids, keys, names.
 //!
-//! Anyone who knows the hash of a table can choose ids that all fall into one place, and each look-up
-//! then walks past all of them. So tables of such bytes hash with a seed that no client knows: the
-//! process draws it at its start. The simulator and the tests fix it, so that each run is the same.
+//! An attacker who knows the hash of a table can choose ids that all fall into one slot, and each look-up then passes
+//! all of them. So tables of such bytes hash with a seed that no client knows: the process draws it when it starts. The
+//! simulator and the tests fix it, so that each run is the same.
 //!
 //! A step multiplies two words of 64 bits and folds the 128 bits of the product by xor. One multiplication
 //! reads 16 bytes, which is an id. **Both factors depend on the seed.** If one did not, a client would
@@ -15,8 +15,8 @@
 //!     here                             (low ^ secret)   * (high ^ secret)
 //! ```
 //!
-//! `foldhash` does it likewise when both its seeds are drawn, but takes the second from a `static`, and a
-//! process may have several brokers with a seed each.
+//! `foldhash` does the same when both its seeds are drawn, but it takes the second from a `static`, and a process may
+//! have several brokers with a seed each.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, Hasher};
@@ -76,7 +76,7 @@ impl SeededHasher {
 impl Hasher for SeededHasher {
     #[inline]
     fn write(&mut self, bytes: &[u8]) {
-        // The last 16 bytes overlap those before them, so the length has to count as well.
+        // The last 16 bytes overlap the ones before, so the length must count as well.
         self.state = self.state.rotate_left(bytes.len() as u32);
         let mut rest = bytes;
         while rest.len() > 16 {
@@ -128,7 +128,7 @@ impl Hasher for SeededHasher {
         self.state = (self.state ^ value as u64).rotate_left(17);
     }
 
-    /// Folds the hash once more: one product of numbers that count up has regular bits.
+    /// Folds the hash once more: a single product of consecutive numbers has regular bits.
     #[inline]
     fn finish(&self) -> u64 {
         fold(self.state, STEP)
@@ -169,8 +169,8 @@ mod tests {
 
     use super::*;
 
-    /// Hashes spread over 65,536 places, whichever 16 of their bits choose. Of 40,000 that are thrown by
-    /// chance, 12,207 pairs share a place.
+    /// Checks that hashes spread over 65,536 slots, whichever 16 of their bits choose. Of 40,000 random ones, 12,207
+    /// pairs share a slot.
     fn assert_spread(what: &str, hashes: impl Iterator<Item = u64>) {
         let hashes: Vec<u64> = hashes.collect();
         assert_eq!(hashes.len(), 40_000);
@@ -221,7 +221,7 @@ mod tests {
         let mut seen = BTreeMap::new();
         for length in 0..300 {
             let bytes = vec![b'a'; length];
-            // Without the length that slices write first, as a text would be.
+            // Written without the length that slices write first, like a text.
             let mut hasher = state.build_hasher();
             hasher.write(&bytes);
             if let Some(other) = seen.insert(hasher.finish(), length) {

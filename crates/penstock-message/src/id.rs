@@ -4,18 +4,17 @@ use std::str::FromStr;
 
 use crate::JoinId;
 
-/// Sixteen bytes that name a message (and the job in it) for its whole life: retries and moves
-/// keep it, and so does a failure.
+/// Sixteen bytes that name a message (and its job) for its whole life: retries, moves and failures keep it.
 ///
-/// The layout is UUID version 7 (RFC 9562), so ids sort roughly by age. Clients make ids, in Rust, from
-/// one random seed a process.
+/// The layout is UUID version 7 (RFC 9562), so ids sort roughly by age. Clients make ids, in Rust, from one random seed
+/// per process.
 ///
 /// ```text
 ///     bits   48            4   12       2   38       24
 ///            milliseconds  7   random   2   random   tail
 /// ```
 ///
-/// The tail tells ids of jobs from ids of joins, and finds one from the other:
+/// The tail distinguishes ids of jobs from ids of joins, and derives one from the other:
 ///
 /// | id | tail |
 /// | --- | --- |
@@ -36,7 +35,7 @@ pub struct IdSource {
     pub random: [u8; 10],
 }
 
-/// The most members that a join can have: their ids must have room next to its own.
+/// Maximum number of members of a join: their ids must fit next to its own.
 pub const JOIN_CAP: u32 = (1 << TAIL_BITS) - 1;
 const TAIL_BITS: u32 = 24;
 
@@ -68,7 +67,7 @@ impl MessageId {
         self.tail() == 0
     }
 
-    /// Returns the id of the join, if this is the id of a member. No bit says whether it is one.
+    /// Returns the id of the join if this is the id of a member. No bit says whether it is one.
     pub fn join_of(self) -> JoinId {
         self.with_tail(0)
     }
@@ -98,7 +97,7 @@ impl MessageId {
     }
 }
 
-// A derived `Hash` would write the length, too: a step more for each of the look-ups that a job takes.
+// A derived `Hash` would also write the length: an extra step for each of a job's look-ups.
 
 impl Hash for MessageId {
     fn hash<H: Hasher>(&self, hasher: &mut H) {
@@ -180,7 +179,7 @@ mod tests {
     }
 
     fn source() -> impl Strategy<Value = IdSource> {
-        // Tails of zero come by chance once in 16 million draws.
+        // Tails of zero occur by chance once in 16 million draws.
         let tail = prop_oneof![any::<[u8; 3]>(), Just([0; 3])];
         (0..1_u64 << 48, any::<[u8; 10]>(), tail).prop_map(|(unix_ms, mut random, tail)| {
             random[7..].copy_from_slice(&tail);
@@ -203,7 +202,7 @@ mod tests {
             assert_version_7(join, from);
             prop_assert!(!job.is_join() && job.index_in_join().is_some());
             prop_assert!(join.is_join() && join.index_in_join().is_none());
-            // All that was drawn is in the id of a job, but for a tail of zero.
+            // A job's id contains everything that was drawn, except for a tail of zero.
             let mut drawn = from.random;
             drawn[0] = 0x70 | drawn[0] & 0x0f;
             drawn[2] = 0x80 | drawn[2] & 0x3f;

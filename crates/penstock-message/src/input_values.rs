@@ -1,4 +1,4 @@
-//! The values of a join, on their way to the job that has them as its inputs.
+//! Values of a join, on their way to the job that has them as its inputs.
 //!
 //! ```text
 //!     values    kind u8 (0: they follow, 1: they are too large, and are asked for by the members' ids), join 16 bytes,
@@ -7,20 +7,21 @@
 //!               (`ValueStatus::Gathered`) are `values` again
 //! ```
 //!
-//! All numbers are little-endian. Brokers write this, and workers' children read it; a supervisor passes it on.
+//! All numbers are little-endian. Brokers write these bytes, and workers' children read them; a supervisor passes them
+//! on.
 
 use bytes::{BufMut, Bytes};
 
 use crate::{JoinId, MessageId, ValueStatus};
 
-/// Number of failed jobs that a value with [`ValueStatus::Upstream`] names at most.
+/// Maximum number of failed jobs that a value with [`ValueStatus::Upstream`] names.
 pub const UPSTREAM_IDS: usize = 64;
 
 const INLINE: u8 = 0;
 const BY_REFERENCE: u8 = 1;
 const GONE: u8 = 255;
 const HEAD_BYTES: usize = 1 + 16 + 4;
-/// Levels of joins within joins that are read.
+/// Maximum nesting of joins within joins.
 const DEEPEST: usize = 160;
 
 /// Values of a join.
@@ -28,25 +29,25 @@ const DEEPEST: usize = 160;
 pub struct InputValues {
     pub join: JoinId,
     pub count: u32,
-    /// `None`: they are too large to come along.
+    /// Values of the members; `None`: they are too large to be included.
     pub values: Option<Vec<InputValue>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum InputValue {
-    /// The value of a job, whatever became of it.
+    /// Value of a job, whatever its outcome.
     Of(ValueStatus, Bytes),
-    /// The values of a join that is a member itself.
+    /// Values of a join that is itself a member.
     Gathered(InputValues),
-    /// Not kept.
+    /// The value was not kept.
     Gone,
 }
 
-/// The bytes are not values of a join.
+/// Error for bytes that are not values of a join.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BadInputValues;
 
-/// Returns the body of a value that says that a join has succeeded.
+/// Returns the body of a value that reports a join's success.
 pub fn gathered(join: JoinId, count: u32) -> Bytes {
     let mut body = Vec::with_capacity(20);
     body.put_slice(&join.0);
@@ -54,7 +55,7 @@ pub fn gathered(join: JoinId, count: u32) -> Bytes {
     body.into()
 }
 
-/// Reads the body of a value that says that a join has succeeded.
+/// Reads the body of a value that reports a join's success.
 pub fn read_gathered(body: &[u8]) -> Option<(JoinId, u32)> {
     let (join, count) = body.split_first_chunk::<16>()?;
     let count = u32::from_le_bytes(count.try_into().ok()?);

@@ -3,7 +3,7 @@
 pub struct QueueLimits {
     /// Number of messages that may wait, ready or delayed.
     pub max_length: Option<u64>,
-    /// Total bytes of their bodies.
+    /// Total body bytes of those messages.
     pub max_bytes: Option<u64>,
     pub overflow: Overflow,
 }
@@ -27,7 +27,7 @@ impl QueueLimits {
     }
 }
 
-/// Treatment of a message that comes to a full queue.
+/// Treatment of a message that arrives at a full queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Overflow {

@@ -2,29 +2,29 @@ use bytes::Bytes;
 
 use crate::{Due, MessageId, WallMs};
 
-/// Priorities run from 0 to this; higher is handed out first.
+/// Highest priority; the lowest is 0. Higher ones are handed out first.
 pub const HIGHEST_PRIORITY: u8 = 9;
-/// The priority of a message that asks for none.
+/// Default priority of a message.
 pub const DEFAULT_PRIORITY: u8 = 4;
 
-/// A message as a broker holds it. The broker decides by these fields; it never parses the body.
+/// Message as a broker holds it. The broker decides by these fields; it never parses the body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
     pub id: MessageId,
-    /// The task's name. Messages of one task form a flow; flows of one priority share fairly.
+    /// Name of the task. Messages of one task form a flow; flows of one priority share fairly.
     pub task: String,
     pub priority: u8,
-    /// Time after which it is no longer worth starting. It then ends as `expired`.
+    /// Time after which the message is no longer worth starting. It then ends as `expired`.
     pub expires_at: Option<Due>,
-    /// Time for which the result is kept once there is one; `None`: nobody reads it, so none is stored.
+    /// Time for which the result is kept; `None`: nobody reads it, so none is stored.
     pub result_ttl_ms: Option<u64>,
-    /// Number of deliveries that may end in a crash; the last of them fails it for good. At least 1.
+    /// Number of deliveries that may end in a crash; the last of them fails the job for good. At least 1.
     pub max_deliveries: u8,
-    /// Attempts that ended in an error and were followed by a retry; 0 at first.
+    /// Number of attempts that ended in an error and were followed by a retry; 0 at first.
     pub attempt: u32,
     /// Deliveries that ended in a crash of the worker.
     pub crashes: u8,
-    /// Set by the broker when it accepts the message; 0 before.
+    /// Time at which the broker accepted it; 0 before.
     pub enqueued_at: WallMs,
     /// Errors of earlier attempts, oldest first, each as its attempt's worker encoded it.
     /// The broker appends and never reads them.
@@ -38,34 +38,34 @@ pub struct Message {
 /// on `member`, `inputs`, `when`, `later`, `generation` and `attempts_before`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Extras {
-    /// Reports to this join when the message ends, however it ends.
+    /// Join to which the message reports when it ends, however it ends.
     pub member: Option<Member>,
-    /// The join whose values are the job's first argument: the one that holds it.
+    /// Join whose values are the job's first argument: the one that holds it.
     pub inputs: Option<Inputs>,
     /// Outcome of the join that holds the message, on which it is released.
     pub when: JoinOutcome,
     /// Times of a held message that begin with its release.
     pub later: Option<Box<ReleaseTimes>>,
     pub workflow: Option<MessageId>,
-    /// Key by which fair shares and limits go within a task; at most [`Extras::KEY_CAP_BYTES`].
+    /// Key for fair shares and limits within a task; at most [`Extras::KEY_CAP_BYTES`].
     pub key: Option<Bytes>,
-    /// Names and values of an application's own, at most [`Extras::HEADERS_CAP_BYTES`] in all. Names
-    /// that begin with `penstock.` are reserved.
+    /// Names and values of an application's own, at most [`Extras::HEADERS_CAP_BYTES`] in total. Names that begin with
+    /// `penstock.` are reserved.
     pub headers: Vec<(String, Bytes)>,
     /// Number of retries after it had failed for good.
     pub generation: u32,
-    /// Attempts made by earlier generations: the present one's retries are counted from here.
+    /// Attempts of earlier generations: retries of the current one are counted from here.
     pub attempts_before: u32,
-    /// Retries after an error, when the call sets them and not its task.
+    /// Retries after an error, if the call sets them instead of its task.
     pub retries: Option<Retries>,
     pub timeout_ms: Option<u64>,
     pub soft_timeout_ms: Option<u64>,
-    /// Deliveries after which several jobs, this one among them, may have killed their process; at least 1 for a job that
-    /// is known to have killed one.
+    /// Deliveries after which this job and others were suspected of killing their process; at least 1 for a job known
+    /// to have killed one.
     pub suspects: u8,
     /// Id of the job that published it.
     pub parent: Option<MessageId>,
-    /// Names, kinds and annotations of the signature that encoded the arguments, hashed.
+    /// Hash of the names, kinds and annotations of the signature that encoded the arguments.
     pub args_hash: Option<u64>,
 }
 
@@ -78,7 +78,7 @@ impl Extras {
         (self != Self::default()).then(|| Box::new(self))
     }
 
-    /// Returns the bytes of all headers, names and values.
+    /// Returns the total bytes of all headers, names and values.
     pub fn headers_bytes(&self) -> usize {
         let headers = self.headers.iter();
         headers.map(|(name, value)| name.len() + value.len()).sum()
@@ -90,26 +90,26 @@ impl Extras {
 pub struct ReleaseTimes {
     /// Time before which it does not start; `AfterMs` counts from its release.
     pub due: Option<Due>,
-    /// Time from its release on after which it is no longer worth starting.
+    /// Time after its release at which it is no longer worth starting.
     pub expires_after_ms: Option<u64>,
 }
 
-/// A place in a join.
+/// Place in a join.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Member {
     pub join: MessageId,
-    /// Counts from 0; below the join's count.
+    /// Index from 0; below the join's count.
     pub index: u32,
 }
 
-/// The values of a join, as an argument.
+/// Values of a join, as an argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Inputs {
     pub join: MessageId,
     pub shape: InputShape,
 }
 
-/// Outcome of a join on which a held message is released. On the other one it ends as not needed, or is blocked.
+/// Outcome of a join on which a held message is released. On the other outcome it ends as not needed, or is blocked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum JoinOutcome {
@@ -123,7 +123,7 @@ impl JoinOutcome {
     pub const ALL: [Self; 3] = [Self::Succeeded, Self::Failed, Self::Ended];
 }
 
-/// Shape in which a job is given a join's values.
+/// Form in which a job receives a join's values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum InputShape {
@@ -142,7 +142,7 @@ impl InputShape {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Retries {
     AtMost(u32),
-    /// Delays in milliseconds, each before one retry; at most [`Retries::DELAYS_CAP`].
+    /// Delays in milliseconds, one before each retry; at most [`Retries::DELAYS_CAP`].
     After(Vec<u64>),
 }
 

@@ -7,12 +7,12 @@ use crate::{
     SchedulesQuery, Space, ValueStatus, WallMs, WorkerState,
 };
 
-/// Query of a client to a broker. None changes what the broker holds.
+/// Query of a client to a broker. No query changes the state of the broker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Query {
     /// The status of the broker, with a page of its queues and workers.
     Status(StatusQuery),
-    /// Details of a message that is held.
+    /// Details of a held message.
     Message(MessageId),
     /// A page of failed jobs.
     Failed(FailedQuery),
@@ -25,15 +25,15 @@ pub enum Query {
     Progress(MessageId),
     /// A question to a worker, which the broker passes on.
     Ask(AskQuery),
-    /// A query of a newer protocol: answered as refused.
+    /// Query of a newer protocol: answered as refused.
     Unnamed,
-    /// Stop this broker. Only the process around a broker can do that, and only a local one does.
+    /// Stops this broker. Only the process around a broker can do that, and only a local one does.
     Stop,
-    /// Move the broker's clock on. Only a double for tests lets clients do that.
+    /// Moves the broker's clock forward. Only a double for tests lets clients do that.
     SetClock {
         forward_ms: u64,
-        /// Go through the times of schedules and delayed jobs one by one, and stop where there is a job to run, or after
-        /// many. The answer says how far it came.
+        /// Whether to pass the times of schedules and delayed jobs one by one, and stop where there is a job to run, or
+        /// after many. The answer states the new time.
         by_schedules: bool,
     },
 }
@@ -41,33 +41,33 @@ pub enum Query {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     Status(StatusPage),
-    /// `None`: no such message is held.
+    /// Details of a message; `None`: no such message is held.
     Message(Option<MessageInfo>),
     Failed(FailedPage),
-    /// `None`: no such operation in the last ten minutes.
+    /// Status of an operation; `None`: there was none in the last ten minutes.
     Operation(Option<OperationStatus>),
     Workflows(WorkflowsPage),
     Schedules(SchedulesPage),
-    /// `None`: the job has told none, or the broker no longer has it.
+    /// Progress of a job; `None`: the job has reported none, or the broker no longer has it.
     Progress(Option<Bytes>),
-    /// The reply of a worker, or why there is none.
+    /// Reply of a worker, or the reason why there is none.
     Asked(Result<Bytes, NoReply>),
     /// The broker stops now, in order.
     Stopping,
-    /// The time by the broker's clock, which was moved on.
+    /// Time by the broker's clock after the move.
     Clock(WallMs),
-    /// The text says why, for people.
+    /// Reason of a refusal, for people.
     Refused(String),
 }
 
-/// Asks for one page: the answer must fit into a frame, however many queues there are.
+/// Query for one page: the answer must fit into a frame, however many queues there are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StatusQuery {
-    /// Lists these queues only, and no worker; empty: all.
+    /// Queues to list, without workers; empty: all queues and workers.
     pub queues: Vec<String>,
-    /// Lists only what comes behind this: [`StatusPage::next`] of the page before.
+    /// Cursor after which to list: [`StatusPage::next`] of the previous page.
     pub after: Option<StatusCursor>,
-    /// Most queues and workers to list; 0: the broker's own limit, which is 1,024.
+    /// Maximum of queues and workers to list; 0: the broker's own limit, 1,024.
     pub limit: u32,
 }
 
@@ -80,7 +80,7 @@ impl StatusQuery {
         }
     }
 
-    /// Asks for the status of the broker, more than for its queues and workers: lists the first few.
+    /// Asks for the broker's own status, with only the first few queues and workers.
     pub fn first(limit: u32) -> Self {
         Self {
             limit,
@@ -89,8 +89,7 @@ impl StatusQuery {
     }
 }
 
-/// Place in a list of queues in the order of their names, then tasks in that of theirs, then workers in an order of the
-/// broker's own.
+/// Position in the list: queues by name, then tasks by name, then workers in the broker's own order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StatusCursor {
     Queue(String),
@@ -100,33 +99,33 @@ pub enum StatusCursor {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StatusPage {
-    /// Has the queues, tasks and workers of this page. Everything else is of the whole broker.
+    /// Queues, tasks and workers of this page. Everything else is of the whole broker.
     pub status: Status,
-    /// Place to continue from; `None`: this is the last page.
+    /// Position to continue from; `None`: this is the last page.
     pub next: Option<StatusCursor>,
-    /// Leases of the session that asks. Deliveries that have not reached it yet are among them.
+    /// Leases of the session that asks, including deliveries that have not reached it yet.
     pub own_leases: u32,
     /// Jobs that are ready in queues that are not paused, and that the consumers of the session that asks can run.
     pub own_ready: u64,
 }
 
-/// Failed jobs, in the order in which they failed, or in the opposite one.
+/// Failed jobs in the order in which they failed, or in reverse.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FailedQuery {
     pub filter: Filter,
-    /// Lists jobs behind this one only: [`FailedPage::next`] of the page before, in the same order. 0: from the first.
+    /// Number after which to list: [`FailedPage::next`] of the previous page, in the same order. 0: from the first.
     pub after: u64,
-    /// Most jobs to list; 0: the broker's own limit, which is 1,000.
+    /// Maximum of jobs to list; 0: the broker's own limit, 1,000.
     pub limit: u32,
-    /// Lists the last to fail first.
+    /// Whether the last job to fail comes first.
     pub newest_first: bool,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FailedPage {
     pub jobs: Vec<FailedJob>,
-    /// Place to continue from; `None`: this is the last page. A page may be empty and not the last: a query looks at
-    /// 10,000 jobs at most.
+    /// Position to continue from; `None`: this is the last page. A page may be empty without being the last: a query
+    /// examines at most 10,000 jobs.
     pub next: Option<u64>,
 }
 
@@ -134,7 +133,7 @@ pub struct FailedPage {
 pub struct FailedJob {
     pub id: MessageId,
     pub task: String,
-    /// `None`: it failed under a broker of format 1, which did not keep that.
+    /// Queue of the job; `None`: it failed under a broker of format 1, which did not keep that.
     pub queue: Option<String>,
     pub attempt: u32,
     pub crashes: u8,
@@ -146,19 +145,19 @@ pub struct FailedJob {
     pub body_bytes: u64,
 }
 
-/// Workflows, the newest first.
+/// Query for workflows, newest first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WorkflowsQuery {
-    /// Lists this one only, with its description.
+    /// Only workflow to list, with its description.
     pub workflow: Option<MessageId>,
     pub state: Option<WorkflowState>,
     /// Name of the workflows.
     pub name: Option<String>,
-    /// Lists workflows behind this one only: [`WorkflowsPage::next`] of the page before.
+    /// Id after which to list: [`WorkflowsPage::next`] of the previous page.
     pub after: Option<MessageId>,
-    /// Most workflows to list; 0: the broker's own limit, which is 1,000.
+    /// Maximum of workflows to list; 0: the broker's own limit, 1,000.
     pub limit: u32,
-    /// Jobs and joins to say the states of; at most [`WorkflowsQuery::NODES_CAP`].
+    /// Jobs and joins whose states to include; at most [`WorkflowsQuery::NODES_CAP`].
     pub nodes: Vec<MessageId>,
 }
 
@@ -169,12 +168,12 @@ impl WorkflowsQuery {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WorkflowsPage {
     pub workflows: Vec<WorkflowInfo>,
-    /// Place to continue from; `None`: this is the last page. A page may be empty and not the last: a query looks at
-    /// 8,192 workflows at most.
+    /// Position to continue from; `None`: this is the last page. A page may be empty without being the last: a query
+    /// examines at most 8,192 workflows.
     pub next: Option<MessageId>,
-    /// States of the nodes that were asked for, in their order.
+    /// States of the requested nodes, in their order.
     pub nodes: Vec<NodeState>,
-    /// Tasks of those that are jobs, by the same order. Empty where none is known; an older broker sends none at all.
+    /// Tasks of the nodes that are jobs, in the same order. Empty where unknown; an older broker sends none at all.
     pub tasks: Vec<String>,
 }
 
@@ -182,7 +181,7 @@ pub struct WorkflowsPage {
 pub struct WorkflowInfo {
     pub id: MessageId,
     pub name: String,
-    /// Empty in a list.
+    /// Description of the steps; empty in a list.
     pub description: Bytes,
     pub state: WorkflowState,
     pub jobs: WorkflowCounts,
@@ -213,7 +212,7 @@ pub struct WorkflowCounts {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum WorkflowState {
-    /// It has no outcome yet.
+    /// The workflow has no outcome yet.
     #[default]
     Running = 0,
     Succeeded = 1,
@@ -243,15 +242,15 @@ impl WorkflowState {
     }
 }
 
-/// State of a job, or of a join, that a workflow has as a step.
+/// State of a job or a join that is a step of a workflow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NodeState {
-    /// Nothing is known of it: it has ended, and left no value.
+    /// Unknown: the step has ended and left no value.
     #[default]
     Gone,
-    /// A job that has not ended, or is kept as a failed one.
+    /// Job that has not ended, or is kept as a failed one.
     Job(MessageState),
-    /// A value is kept.
+    /// Step whose value is kept.
     Ended(ValueStatus),
     Join {
         members: u32,
@@ -281,9 +280,9 @@ pub struct Status {
     pub queues: Vec<QueueStatus>,
     pub tasks: Vec<TaskStatus>,
     pub workers: Vec<WorkerStatus>,
-    /// Counts of queues and tasks that are not listed any more.
+    /// Counts of queues and tasks that are no longer listed.
     pub others: Box<Others>,
-    /// Workers that are connected, listed or not.
+    /// Number of connected workers, listed or not.
     pub connected_workers: u32,
     pub clients: u32,
     pub results: u64,
@@ -291,8 +290,8 @@ pub struct Status {
     pub evicted: u64,
     /// Messages whose body could not be read back from the journal, since the process began.
     pub unreadable: u64,
-    /// Failed jobs, what they take in the journal, and how many were dropped to keep to their
-    /// limits or for want of space, with those that failed groups had blocked.
+    /// Failed jobs, their bytes in the journal, and the number dropped to keep within limits or for lack of space,
+    /// including jobs that failed groups had blocked.
     pub failed: u64,
     pub failed_bytes: u64,
     pub failed_dropped: u64,
@@ -304,8 +303,8 @@ pub struct Status {
 }
 
 impl Status {
-    /// Collects the status from its pages; workers are sorted by name, too. Queues and workers that come or go
-    /// meanwhile may be in it or not; all others are in it once.
+    /// Collects the status from its pages, and sorts workers by name. Queues and workers that come or go in between may
+    /// be missing; all others occur once.
     pub fn collect<E>(
         mut ask: impl FnMut(StatusQuery) -> Result<StatusPage, E>,
     ) -> Result<Self, E> {
@@ -337,8 +336,7 @@ impl Status {
 /// Counts of a broker since it started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BrokerCounts {
-    /// Messages that were accepted, handed out, acknowledged, expired, and
-    /// dropped from full queues.
+    /// Messages that were accepted, handed out, acknowledged, expired, and dropped from full queues.
     pub published: u64,
     pub delivered: u64,
     pub settled: u64,
@@ -354,19 +352,19 @@ pub struct BrokerCounts {
 /// Counts of the jobs of a queue or of a task.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct JobCounts {
-    /// Jobs that were published to it, or moved here from another queue.
+    /// Jobs that were published to it, or moved to it from another queue.
     pub enqueued: u64,
     /// Runs: hand-outs to workers. A job that is retried is started again.
     pub started: u64,
     pub succeeded: u64,
     /// Jobs that failed for good.
     pub failed: u64,
-    /// Jobs that went back for another attempt after one had failed, automatically or by a person.
+    /// Jobs that got another attempt after a failed one, automatically or by a person.
     pub retried: u64,
     pub expired: u64,
     /// Jobs that were cancelled or purged, or blocked by the failure of another.
     pub cancelled: u64,
-    /// Runs that ended with their worker.
+    /// Runs that ended with the death of their worker.
     pub crashed: u64,
     /// Jobs that were dropped from a full queue.
     pub dropped: u64,
@@ -407,15 +405,15 @@ impl JobCounts {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tallied {
     pub counts: JobCounts,
-    /// Divided by 60, these are rates a second. Exact to about ten seconds: of the ten seconds that are only partly
-    /// within the last minute, that part is counted.
+    /// Counts of the last minute; divided by 60 they are rates per second. Accurate to about ten seconds: the ten
+    /// seconds that only partly belong to the last minute are counted in proportion.
     pub last_minute: JobCounts,
 }
 
 /// Queues and tasks that were empty and had no settings for an hour: only their counts are kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Others {
-    /// Number of times that a queue was forgotten, and a task.
+    /// Number of times that a queue was dropped, and a task.
     pub queues: u64,
     pub tasks: u64,
     pub of_queues: JobCounts,
@@ -442,8 +440,8 @@ pub struct QueueStatus {
     /// Total body bytes of ready and delayed messages.
     pub waiting_bytes: u64,
     pub limits: QueueLimits,
-    /// Since the broker started: transactions that were refused because this queue was full, and
-    /// messages that were dropped from it to make room.
+    /// Transactions refused because this queue was full, and messages dropped from it to make room, since the broker
+    /// started.
     pub refused: u64,
     pub dropped: u64,
     /// Jobs that were purged and are still being ended.
@@ -453,8 +451,8 @@ pub struct QueueStatus {
     /// Ready jobs of tasks that none of the queue's consumers can run. 0 while it has no consumers.
     pub unknown: u64,
     pub tallied: Tallied,
-    /// The share of the time in which consumers were ready to take a job at once, like RabbitMQ's consumer capacity, in
-    /// thousandths: a moving average over some 10 seconds. `None`: the queue has no consumers.
+    /// Share of the time in which consumers were ready to take a job at once, like RabbitMQ's consumer capacity, in
+    /// thousandths: a moving average over about 10 seconds. `None`: the queue has no consumers.
     pub capacity_permille: Option<u16>,
 }
 
@@ -467,11 +465,11 @@ pub struct WorkerStatus {
     /// Number of jobs that wait for others while their slots are lent.
     pub parked: u32,
     pub leases: u32,
-    /// Whether it is connected; otherwise its leases are held back for it until its heartbeat ends.
+    /// Whether the worker is connected; otherwise its leases are kept for it until its heartbeat ends.
     pub connected: bool,
     pub state: WorkerState,
-    /// Jobs that it has had for longest, the first begun first: 64 at most. A worker fetches short jobs ahead, so
-    /// those at the end may wait in it still.
+    /// Jobs that the worker has held longest, oldest first: at most 64. A worker fetches short jobs ahead, so the last
+    /// ones may not have started yet.
     pub running: Vec<RunningJob>,
 }
 
@@ -492,7 +490,7 @@ pub struct ProcessStatus {
     pub sync_p50_us: u64,
     pub sync_p99_us: u64,
     pub journal_bytes: u64,
-    /// Records that are decided and not on disk yet.
+    /// Records that are decided but not on disk yet.
     pub unsynced_records: u64,
     pub unsynced_bytes: u64,
     /// Average size of a write.
@@ -500,16 +498,16 @@ pub struct ProcessStatus {
     pub batch_bytes: u64,
     /// Bytes of the journal that are no longer needed.
     pub reclaim_debt_bytes: u64,
-    /// Segments that are kept ready for a full disk.
+    /// Segments kept ready for a full disk.
     pub reserves: u64,
-    /// Memory of the process, and the limit above which it takes no new work; 0: there is none.
+    /// Memory of the process, and the limit above which it accepts no new work; 0: there is none.
     pub memory_bytes: u64,
     pub memory_limit_bytes: u64,
     /// Connections that receive more slowly than the broker sends.
     pub full_connections: u64,
     /// Transactions that wait for space on the disk.
     pub blocked: u64,
-    /// CPU time of the loop, in all, for each transaction and delivery.
+    /// CPU time of the loop for each transaction and delivery, on average.
     pub cost_ns: u64,
 }
 
@@ -520,7 +518,7 @@ pub struct MessageInfo {
     pub queue: String,
     pub state: MessageState,
     pub enqueued_at: WallMs,
-    /// Time at which the present run was handed out.
+    /// Time at which the current run was handed out.
     pub started_at: Option<WallMs>,
     pub due_at: Option<WallMs>,
     pub attempt: u32,
@@ -531,7 +529,7 @@ pub struct MessageInfo {
     /// Time and reason of the failure of a failed job.
     pub failed: Option<Box<(WallMs, Failure)>>,
     pub headers: Vec<(String, Bytes)>,
-    /// Whether it is ready, and its queue has consumers, of which none can run its task.
+    /// Whether it is ready, but none of its queue's consumers can run its task.
     pub task_unknown: bool,
 }
 
@@ -546,32 +544,32 @@ pub enum MessageState {
     Failed,
     /// Held by a join that has failed.
     Blocked,
-    /// Running, and asked to end. Reserved.
+    /// Running, and asked to stop. Reserved.
     Cancelling,
     /// Running, and waiting for other jobs. Reserved.
     Parked,
 }
 
-/// Something a person should know; sent to every connection and written to the log.
+/// Event that a person should know about; sent to every connection and written to the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Notice {
-    /// `waiting` messages are in a queue that no worker has served for `for_ms`. Once a queue, until
-    /// a worker has served it again.
+    /// No worker has served a queue with `waiting` messages for `for_ms`. Sent once per queue, until a worker has
+    /// served it again.
     Unserved {
         queue: String,
         waiting: u64,
         for_ms: u64,
     },
-    /// `waiting` jobs of this task, and of this number of `others`, are in a queue whose workers know none of these
-    /// tasks. Once a task and queue, until a worker knows it.
+    /// A queue has `waiting` jobs of this task, and of `others` more tasks, that none of its workers know. Sent once
+    /// per task and queue, until a worker knows the task.
     UnknownTask {
         queue: String,
         task: String,
         others: u64,
         waiting: u64,
     },
-    /// Workers of two apps have this task, and this number of `others`, and take from one queue: each runs jobs that
-    /// were meant for the other. Each time that the first such worker of an app comes.
+    /// Workers of two apps have this task, and `others` more, and take from one queue: each runs jobs that were meant
+    /// for the other. Sent whenever the first such worker of an app connects.
     SharedTask {
         queue: String,
         task: String,
@@ -579,17 +577,17 @@ pub enum Notice {
         app: String,
         other_app: String,
     },
-    /// Results of this group are evicted before their time because the group is over its size cap, or
-    /// because space on the disk is short. Once a group and process.
+    /// Results of this group are evicted early because the group exceeds its size cap, or because disk space is short.
+    /// Sent once per group and process.
     Evicting { group: String, cap_bytes: u64 },
     /// The space on the disk has changed level.
     Space(Space),
     /// The broker has reached its memory limit, or has room again.
     Memory { is_full: bool, limit_bytes: u64 },
-    /// The oldest failed jobs, and jobs that failed groups have blocked, are dropped because there are more than are
-    /// kept, or because space on the disk is short. Once a process.
+    /// The oldest failed jobs, and jobs that failed groups have blocked, are dropped because more exist than are kept,
+    /// or because disk space is short. Sent once per process.
     FailedDropped { kept: u64, kept_bytes: u64 },
-    /// The last job of a schedule has run for ten times as long as its runs do in the median. Once a job.
+    /// The last job of a schedule has run ten times as long as its runs do in the median. Sent once per job.
     Hung {
         schedule: ScheduleName,
         job: MessageId,

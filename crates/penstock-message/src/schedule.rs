@@ -24,7 +24,7 @@ impl fmt::Display for ScheduleName {
 pub enum Rhythm {
     /// Five fields of cron, or `@daily` and its like.
     Cron(String),
-    /// Every so many milliseconds from when the schedule was made.
+    /// Interval in milliseconds, counted from the creation of the schedule.
     Every(u64),
     /// Once.
     At(WallMs),
@@ -36,7 +36,7 @@ pub struct ScheduleTiming {
     pub rhythm: Rhythm,
     /// IANA name of the time zone that cron's fields are in.
     pub zone: String,
-    /// Each job comes up to this much later than its time, by a share that depends on the schedule's name and the time.
+    /// Maximum delay of each job after its time; the actual one depends on the schedule's name and the time.
     pub jitter_ms: u64,
 }
 
@@ -44,14 +44,14 @@ pub struct ScheduleTiming {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Overlap {
-    /// There is no job for that time.
+    /// Makes no job for that time.
     #[default]
     Skip = 0,
-    /// The job comes once the earlier one has ended. At most one waits so.
+    /// Makes the job once the earlier one has ended. At most one waits.
     Queue = 1,
-    /// The earlier job is cancelled, and the new one comes once it has ended.
+    /// Cancels the earlier job, and makes the new one once that has ended.
     CancelPrevious = 2,
-    /// The job comes at once.
+    /// Makes the job at once.
     Allow = 3,
 }
 
@@ -73,18 +73,18 @@ impl Overlap {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum CatchUp {
-    /// The last of them has a job, unless it is longer ago than the window.
+    /// Makes one job, for the last of them, unless it is older than the window.
     #[default]
     Once = 0,
-    /// None has a job.
+    /// Makes no job.
     Skip = 1,
-    /// Each of them within the window has a job, up to [`CatchUp::CAP`].
+    /// Makes a job for each of them within the window, up to [`CatchUp::CAP`].
     All = 2,
 }
 
 impl CatchUp {
     pub const ALL: [Self; 3] = [Self::Once, Self::Skip, Self::All];
-    /// Most times that have jobs after a pause of the broker.
+    /// Maximum of jobs made after a pause of the broker.
     pub const CAP: usize = 100;
 
     /// Returns the name as users spell it.
@@ -103,10 +103,10 @@ pub struct SchedulePlan {
     pub timing: ScheduleTiming,
     pub overlap: Overlap,
     pub catch_up: CatchUp,
-    /// Age up to which missed times are caught up with.
+    /// Maximum age of missed times that are caught up with.
     pub window_ms: u64,
     pub queue: String,
-    /// Each job's message, but for its id. Of its extras, only an application's own.
+    /// Message of each job, without its id. Its extras are only an application's own.
     pub message: Message,
 }
 
@@ -185,17 +185,17 @@ impl AppRelease {
 /// Change of a schedule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ScheduleStep {
-    /// Code says how it is to be.
+    /// Declares the schedule, as code does.
     Declare(Box<SchedulePlan>, AppRelease),
-    /// A person says so, or a program at its run time. Stands above what code declares, until a `Reset`.
+    /// Sets the schedule, as a person or a running program does. Overrides declarations until a `Reset`.
     Set(Box<SchedulePlan>),
-    /// A person changes its times, and nothing of its jobs. Stands as what was `Set` does.
+    /// Changes its times but not its jobs. Overrides declarations like `Set`.
     Retime(Box<ScheduleTimes>),
     Pause,
     Resume,
-    /// Makes a job at once. The schedule's times stay as they are.
+    /// Makes a job at once. The schedule's times are unaffected.
     Run,
-    /// Takes back what was set and paused.
+    /// Removes overrides and resumes.
     Reset,
 }
 
@@ -204,9 +204,9 @@ pub enum ScheduleStep {
 pub struct SchedulesQuery {
     pub app: Option<String>,
     pub name: Option<String>,
-    /// Lists schedules behind this one only: [`SchedulesPage::next`] of the page before.
+    /// Schedule after which to list: [`SchedulesPage::next`] of the previous page.
     pub after: Option<ScheduleName>,
-    /// Number of coming times to list of each; at most [`SchedulesQuery::TIMES_CAP`].
+    /// Number of coming times to list for each; at most [`SchedulesQuery::TIMES_CAP`].
     pub times: u32,
 }
 
@@ -217,7 +217,7 @@ impl SchedulesQuery {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SchedulesPage {
     pub schedules: Vec<ScheduleInfo>,
-    /// Set when there are more.
+    /// Position to continue from, if there are more.
     pub next: Option<ScheduleName>,
 }
 
@@ -232,26 +232,26 @@ pub struct ScheduleInfo {
     pub queue: String,
     pub task: String,
     pub is_paused: bool,
-    /// Whether it was set by a person or a program, and not by declarations of code.
+    /// Whether a person or a program has set it, overriding declarations of code.
     pub is_set: bool,
     /// Whether code declares it.
     pub is_declared: bool,
-    /// Why it has no times, if this broker can't read them.
+    /// Reason why it has no times, if this broker can't read them.
     pub trouble: String,
     /// Coming times with their jitter, unless it is paused.
     pub next: Vec<WallMs>,
-    /// Last time that has had a job, and that job.
+    /// Last time that had a job, and that job.
     pub last: Option<(WallMs, MessageId)>,
-    /// Last time that has had no job, and why.
+    /// Last time that had no job, and the reason.
     pub skipped: Option<(WallMs, Skipped)>,
-    /// Whether the last job has not ended.
+    /// Whether the last job has not ended yet.
     pub is_running: bool,
-    /// Whether the next job waits for the end of that one.
+    /// Whether the next job waits for the end of the last one.
     pub is_queued: bool,
     pub tally: ScheduleTally,
 }
 
-/// Why a time has had no job.
+/// Reason why a time had no job.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Skipped {
@@ -271,9 +271,9 @@ impl Skipped {
 /// Counts of a schedule's times so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ScheduleTally {
-    /// Times that have had jobs.
+    /// Times that had jobs.
     pub fired: u64,
-    /// Times that have had none because of an earlier job, or because the queue was full.
+    /// Times that had none because of an earlier job, or because the queue was full.
     pub skipped: u64,
     /// Times that came while no broker ran, and were not caught up with.
     pub missed: u64,

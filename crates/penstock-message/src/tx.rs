@@ -19,29 +19,31 @@ impl From<Vec<Op>> for Tx {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Op {
-    /// Ends the message, whose delivery is done. A guard: a lease that was lost fails the whole [`Tx`].
+    /// Ends the message after its delivery. A guard: a lost lease fails the whole [`Tx`].
     Ack {
         lease: Lease,
         cost_us: u64,
     },
-    /// Ends the run, and not the job: another step takes its place, its id and all that waits for it. A guard, as `Ack` is.
+    /// Ends the run but not the job: another step takes over its place, its id and everything that waits for it. A
+    /// guard, like `Ack`.
     ///
-    /// Exactly one later operation of the [`Tx`] has that step's end: a message with this id, published or held, which gets
-    /// the job's own [`Extras::member`](crate::Extras), and whose result is kept as the job's would have been; or a [`Hold`] one of whose places is [`place_of_heir`]. If the job
-    /// was cancelled, or its workflow, the job ends as that, and none of the others is applied.
+    /// Exactly one later operation of the [`Tx`] supplies that step's end. It is a message with this id, published or
+    /// held, which gets the job's own [`Extras::member`](crate::Extras) and keeps its result as the job would have. Or
+    /// it is a [`Hold`] with [`place_of_heir`] among its places. If the job or its workflow was cancelled, the job ends
+    /// that way, and none of the other operations is applied.
     Replace {
         lease: Lease,
         cost_us: u64,
     },
-    /// Hands the delivery back. A guard, as `Ack` is.
+    /// Hands the delivery back. A guard, like `Ack`.
     Release {
         lease: Lease,
         reason: ReleaseReason,
     },
-    /// Puts the same message, with the same body, in a new place: a retry, for one. A guard, as `Ack` is.
+    /// Gives the same message, with the same body, a new place: for a retry, for example. A guard, like `Ack`.
     Move {
         lease: Lease,
-        /// `None`: the queue it came from.
+        /// Target queue; `None`: the queue it came from.
         queue: Option<String>,
         due: Option<Due>,
         patch: HeaderPatch,
@@ -52,7 +54,7 @@ pub enum Op {
         queues: Vec<String>,
         message: Message,
         due: Option<Due>,
-        /// Key that the message is to own. If it exists, the claim says what becomes of the operation.
+        /// Key that the message is to own. If the key exists, the claim decides about the operation.
         unless_key: Option<Box<Claim>>,
     },
     Put {
@@ -70,35 +72,35 @@ pub enum Op {
         key: Key,
         condition: Condition,
     },
-    /// Keeps messages back until the members of a join have ended.
+    /// Holds messages back until the members of a join have ended.
     Hold(Hold),
     /// Makes a workflow known by name: the broker counts its jobs and lists it. Its jobs name it in
     /// [`Extras::workflow`](crate::Extras). Ignored where the workflow is known already.
     Open(Open),
-    /// Ends the coming of members to an unsealed join. Refused unless exactly the members `0..count` have come.
+    /// Completes the members of an unsealed join. Refused unless exactly the members `0..count` have come.
     Seal {
         join: JoinId,
         count: u32,
     },
-    /// Reports one member to a join. Idempotent by `index`. A message that names its join needs none: it reports
+    /// Reports one member to a join. Idempotent by `index`. Not needed for a message that names its join: it reports
     /// when it ends.
     Join {
         join: JoinId,
         index: u32,
         succeeded: bool,
     },
-    /// Ends a run, and the job, for good: it raised for the last time. The message stays with the failed jobs. A
-    /// guard, as `Ack` is.
+    /// Ends a run, and the job, for good: it raised in its last attempt. The message stays among the failed jobs. A
+    /// guard, like `Ack`.
     Fail {
         lease: Lease,
-        /// Encoded error for any client that asks for the result; `None`: nobody may.
+        /// Encoded error for any client that asks for the result; `None`: no client may.
         value: Option<Bytes>,
         /// The same error for people who look into failed jobs; appended to the notes.
         note: Bytes,
         failure: Failure,
         cost_us: u64,
     },
-    /// Ends jobs that do not run: waiting, delayed or held. `running` says what becomes of those that do.
+    /// Ends jobs that do not run: waiting, delayed or held. `running` decides about running ones.
     Cancel {
         target: Target,
         /// Reason for any client that waits for the result; at most [`Failure::TEXT_CAP_BYTES`].
@@ -108,11 +110,11 @@ pub enum Op {
     /// Puts failed jobs back into their queues, as their next generation.
     RetryFailed {
         target: Target,
-        /// Queue to put them into; `None`: the queue that they came from, which one that failed under a broker of
-        /// format 1 has lost.
+        /// Target queue; `None`: the queue that they came from, which is unknown for a job that failed under a broker
+        /// of format 1.
         queue: Option<String>,
     },
-    /// Forgets failed jobs.
+    /// Drops failed jobs.
     DropFailed {
         target: Target,
     },
@@ -125,7 +127,7 @@ pub enum Op {
     Unschedule {
         schedule: ScheduleName,
     },
-    /// An operation of a newer protocol: refused as `NotOffered`.
+    /// Operation of a newer protocol: refused as `NotOffered`.
     Unnamed,
     /// Ends all waiting messages of a queue, not leased ones; their results become `cancelled`.
     Purge {
@@ -137,7 +139,7 @@ pub enum Op {
     Resume {
         queue: String,
     },
-    /// Sets how much may wait in a queue from now on; messages that wait already stay.
+    /// Sets how much may wait in a queue from now on; waiting messages stay.
     Limit {
         queue: String,
         limits: QueueLimits,
@@ -145,8 +147,8 @@ pub enum Op {
 }
 
 impl Op {
-    /// Whether it ends a lease. The operations next to it in one [`Tx`] are the outcome of a run, which is
-    /// never refused for want of room.
+    /// Whether it ends a lease. The operations next to it in one [`Tx`] are the outcome of a run, which is never
+    /// refused for lack of room.
     pub fn is_settlement(&self) -> bool {
         matches!(
             self,
@@ -159,7 +161,7 @@ impl Op {
     }
 }
 
-/// Key that a message is to own, for how long, and the choice between it and an owner that exists.
+/// Key that a message is to own, for how long, and the choice between it and an existing owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claim {
     pub key: Key,
@@ -168,7 +170,7 @@ pub struct Claim {
 }
 
 impl From<Key> for Box<Claim> {
-    /// Claims a key as an application does: until the message has ended, and only where nobody has it.
+    /// Claims a key for an application: until the message has ended, and only if the key has no owner.
     fn from(key: Key) -> Self {
         Self::new(Claim {
             key,
@@ -181,31 +183,34 @@ impl From<Key> for Box<Claim> {
 /// End of a claim.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Until {
-    /// The end of the message, also as a failed job. A person who retries that takes the key again, or is refused.
+    /// The end of the message, also as a failed job. A person who retries that job takes the key again, or is refused.
     #[default]
     Ended,
     /// The first time that the message is handed out. Retries do not take the key again.
     Started,
-    /// A time after the publish, whatever becomes of the message.
+    /// Fixed time after the publish, whatever becomes of the message.
     ForMs(u64),
 }
 
-/// Outcome of an operation whose key exists already.
+/// Treatment of an operation whose key already exists.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Conflict {
-    /// The operation is skipped, and the receipt says so and names the owner.
+    /// Skips the operation; the receipt names it and the owner.
     #[default]
     Skip,
-    /// The transaction is refused with [`Refusal::Claimed`].
+    /// Refuses the transaction with [`Refusal::Claimed`].
     Refuse,
-    /// The message takes the place of an owner that waits, which ends as replaced. Skipped where the owner does not wait.
+    /// Gives the message the place of a waiting owner, which ends as replaced. Skips the operation if the owner does
+    /// not wait.
     ///
-    /// With `max_wait_ms`, no message that takes a place is due later than this time after the first one was published.
+    /// With `max_wait_ms`, a message that takes a place is due at the latest this long after the first one was
+    /// published.
     Replace { max_wait_ms: Option<u64> },
 }
 
-/// Returns the place that goes by a job's id, which whatever replaces it names; `None` for the id of a join. The broker takes
-/// it for the place that the job has. If it has none, no such join is open, and only the outcome is kept under the id.
+/// Returns the place that belongs to a job's id, for a step that replaces the job; `None` for the id of a join. The
+/// broker substitutes the job's actual place. If the job has none, no such join is open, and only the outcome is kept
+/// under the id.
 pub fn place_of_heir(job: MessageId) -> Option<Member> {
     Some(Member {
         join: job.join_of(),
@@ -213,16 +218,16 @@ pub fn place_of_heir(job: MessageId) -> Option<Member> {
     })
 }
 
-/// Why a job failed for good. Failed jobs are listed, filtered and grouped by it.
+/// Reason why a job failed for good. Failed jobs are listed, filtered and grouped by it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Failure {
     /// The error's type, such as `ValueError`; at most [`Failure::TEXT_CAP_BYTES`].
     pub class: String,
-    /// Its first line; at most [`Failure::TEXT_CAP_BYTES`].
+    /// First line of the error; at most [`Failure::TEXT_CAP_BYTES`].
     pub message: String,
-    /// Equal for errors of one type that were raised in one function of the user's own code.
+    /// Hash that is equal for errors of one type that were raised in one function of the user's own code.
     pub fingerprint: u64,
-    /// The arguments, shortened and without secrets, for people; at most [`Failure::PREVIEW_CAP_BYTES`].
+    /// Arguments, shortened and without secrets, for people; at most [`Failure::PREVIEW_CAP_BYTES`].
     pub preview: Bytes,
 }
 
@@ -231,7 +236,7 @@ impl Failure {
     pub const PREVIEW_CAP_BYTES: usize = 1024;
 }
 
-/// The jobs that an operation is for.
+/// Jobs that an operation is for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
     Job(MessageId),
@@ -243,12 +248,12 @@ pub enum Target {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum OnRunning {
-    /// Leaves them alone: for one job that runs the answer is `TooLate`.
+    /// Leaves them alone: for a single running job the answer is `TooLate`.
     #[default]
     Leave = 0,
-    /// Asks their workers to stop them. Such a job ends: as cancelled, unless it succeeds before it is stopped.
+    /// Asks their workers to stop them. Such a job ends as cancelled, unless it succeeds before it is stopped.
     Ask = 1,
-    /// As `Ask`, and its worker need not be gentle: it kills the process at once.
+    /// Like `Ask`, but its worker kills the process at once.
     Kill = 2,
 }
 
@@ -275,52 +280,51 @@ pub struct Filter {
 /// Id of a join. Drawn like a message id by the client that creates it.
 pub type JoinId = MessageId;
 
-/// A new join, and the messages that it holds.
+/// New join, and the messages that it holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hold {
     pub join: JoinId,
     /// Number of members, at most [`JOIN_CAP`](crate::JOIN_CAP). A join without any succeeds at once, unless it is unsealed.
     pub count: u32,
-    /// Held messages, each with its queue. [`Extras::when`](crate::Extras) says which outcome releases it.
+    /// Held messages, each with its queue. [`Extras::when`](crate::Extras) determines which outcome releases it.
     pub messages: Vec<(String, Message)>,
     pub policy: JoinPolicy,
-    /// Outcomes that some of the members are to have, by ascending index; `Succeeded` for those that are not named. A
-    /// member that was to fail and succeeds is as good as never needed, and so is all that waits for it.
+    /// Expected outcomes of some members, by ascending index; `Succeeded` for all others. A member that was expected to
+    /// fail but succeeds counts as not needed, and so does everything that waits for it.
     pub expects: Vec<(u32, JoinOutcome)>,
     /// Places of this join itself in others: it arrives there with its own outcome.
     pub then: Vec<Member>,
     /// Time for which the join's outcome is kept as a value; `None`: it has none. The value's key is the result of the
     /// first place in `then`, or of the join's own id.
     pub result_ttl_ms: Option<u64>,
-    /// Members are still to come, until an [`Op::Seal`]; `None`: `count` says how many there are.
+    /// Set while members are still to come, until an [`Op::Seal`]; `None`: `count` is their number.
     pub unsealed: Option<Unsealed>,
 }
 
-/// A join whose members come in several transactions. It can't end before it is sealed. If its creator ends first, the
-/// workflow is cancelled: no member waits for others that never come.
+/// Join whose members come in several transactions. It can't end before it is sealed. If its creator ends first, the
+/// workflow is cancelled, so that no member waits for others that never come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unsealed {
-    /// Workflow that all of it belongs to.
+    /// Workflow that the whole join belongs to.
     pub workflow: MessageId,
-    /// Running job that creates it, if one does. The end of its lease is the end of the creator, as is the end of the
-    /// session.
+    /// Running job that creates it, if any. The creator ends with the job's lease or with the session.
     pub creator: Option<MessageId>,
 }
 
-/// A workflow as people see it.
+/// Workflow as people see it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Open {
     /// Id of the job or the join whose outcome is the workflow's.
     pub workflow: MessageId,
     /// Name for people; at most [`Open::NAME_CAP_BYTES`].
     pub name: String,
-    /// The steps, as clients draw them: the broker does not read it. At most [`Open::DESCRIPTION_CAP_BYTES`].
+    /// Steps as clients draw them; the broker does not read them. At most [`Open::DESCRIPTION_CAP_BYTES`].
     pub description: Bytes,
-    /// Time by which it must have ended.
+    /// Time by which the workflow must have ended.
     pub deadline: Option<Due>,
     /// Time for which it is listed after it has succeeded; `None`: 24 hours.
     pub kept_ms: Option<u64>,
-    /// Job that has sent it.
+    /// Job that sent it.
     pub parent: Option<MessageId>,
 }
 
@@ -329,8 +333,8 @@ impl Open {
     pub const DESCRIPTION_CAP_BYTES: usize = 16 << 10;
 }
 
-/// Number of failed members that a join puts up with. With one more it has failed: the messages that it holds are
-/// blocked, that is kept like failed jobs, while their results read as [`ValueStatus::Upstream`](crate::ValueStatus).
+/// Number of failed members that a join tolerates. With one more it fails. Its held messages are then blocked: they are
+/// kept like failed jobs, while their results read as [`ValueStatus::Upstream`](crate::ValueStatus).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum JoinPolicy {
     #[default]
@@ -350,7 +354,7 @@ impl JoinPolicy {
         }
     }
 
-    /// Returns the policy with this number.
+    /// Returns the policy for this number of failures.
     pub fn of_max_failures(failures: u32) -> Self {
         match failures {
             0 => Self::AllSucceeded,
@@ -368,12 +372,12 @@ pub enum Condition {
     Is(Bytes),
 }
 
-/// When something is due.
+/// Time at which something is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Due {
     /// Time after the broker accepts it (a countdown, a TTL): follows the monotonic clock.
     AfterMs(u64),
-    /// Time by the wall clock (an ETA): follows the clock on the wall.
+    /// Time by the wall clock (an ETA): follows changes of that clock.
     At(WallMs),
 }
 
@@ -382,7 +386,7 @@ pub enum Due {
 pub struct HeaderPatch {
     /// Adds one to `attempt`.
     pub next_attempt: bool,
-    /// Appended to `notes`.
+    /// Text to append to `notes`.
     pub note: Option<Bytes>,
     pub expires_at: Option<Due>,
 }
@@ -391,7 +395,7 @@ pub struct HeaderPatch {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Durability {
-    /// Waits for nothing; lost if the broker dies within the next moments.
+    /// Waits for nothing; lost if the broker dies shortly afterwards.
     None = 0,
     /// Written to the operating system: survives kill -9, not a power cut.
     Os = 1,
@@ -418,7 +422,7 @@ impl Durability {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Receipt {
     Applied(Applied),
-    /// This (session, sequence) was applied before, and was not applied again.
+    /// The transaction was applied before, and was not applied again.
     Duplicate,
     /// Nothing was applied.
     Refused {
@@ -434,28 +438,28 @@ pub enum Receipt {
 pub struct Applied {
     /// Operations that were not applied, by index: the key of their claim existed.
     pub skipped: Vec<u32>,
-    /// Owners of the keys of those operations, as (index, message); of a `ScheduleStep::Run` the job that it has made.
+    /// Owners of the keys of those operations, as (index, message); for a `ScheduleStep::Run` the job that it has made.
     pub owners: Vec<(u32, MessageId)>,
-    /// State of the one job that the last operation was for, before it.
+    /// Earlier state of the one job that the last operation was for.
     pub found: Option<MessageState>,
     /// Id of the last bulk operation, for [`crate::Query::Operation`].
     pub operation: Option<u64>,
 }
 
 impl Applied {
-    /// Whether all was applied, and there is nothing else to say.
+    /// Whether everything was applied and there are no details.
     pub fn is_plain(&self) -> bool {
         *self == Self::default()
     }
 }
 
 impl Receipt {
-    /// Returns the receipt when all was applied, and there is nothing else to say.
+    /// Returns the receipt for a transaction that was applied without details.
     pub fn applied() -> Self {
         Self::Applied(Applied::default())
     }
 
-    /// Returns the receipt when all but these operations were applied.
+    /// Returns the receipt for a transaction of which all but these operations were applied.
     pub fn skipped(skipped: Vec<u32>) -> Self {
         Self::Applied(Applied {
             skipped,
@@ -464,20 +468,20 @@ impl Receipt {
     }
 }
 
-/// Why a [`Tx`] changed nothing.
+/// Reason why a [`Tx`] changed nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// The lease was settled, handed back or fenced off; somebody else may run the message now.
+    /// The lease was settled, handed back or fenced off; another worker may run the message now.
     LeaseLost,
     /// A `Guard` did not hold.
     GuardFailed,
-    /// Larger than a limit; the text names the limit and what was sent.
+    /// The transaction exceeds a limit; the text names the limit and the size.
     TooLarge(String),
     /// A message with this id is held already.
     AlreadyExists,
     /// The queue is at its length or byte limit.
     QueueFull(String),
-    /// The disk's outer reserve is reached; settlements still pass.
+    /// The disk's outer reserve is reached; settlements are still accepted.
     DiskFull,
     /// The operation makes no sense; the text says why.
     Invalid(String),
@@ -485,7 +489,7 @@ pub enum Refusal {
     NotOffered(String),
     /// No such job is held.
     NoSuchJob,
-    /// The job is past the point where this could be done to it.
+    /// The job is past the point where this was possible.
     TooLate(MessageState),
     /// The key of a claim belongs to this message.
     Claimed(MessageId),

@@ -8,9 +8,9 @@ pub enum Key {
     /// The result of the job with this id. It is *pending* until the job ends or fails for good, and again
     /// once a failed job is retried.
     Result(MessageId),
-    /// A key of an application's own choosing.
+    /// Key chosen by an application.
     Named(Bytes),
-    /// A key that a feature derives, apart from all that an application chooses. Only a [`Claim`](crate::Claim) names it.
+    /// Key derived by a feature, separate from all that applications choose. Only a [`Claim`](crate::Claim) names it.
     Scoped(Scope, Bytes),
 }
 
@@ -44,7 +44,7 @@ pub enum ValueStatus {
     /// The job was purged, cancelled or displaced, or the join that held it has failed. Derived by the broker; the
     /// body is the reason, in UTF-8.
     Cancelled = 4,
-    /// A job that it waited for has failed. Derived by the broker; the body is the ids of the failed jobs, 16 bytes each,
+    /// A job that it waited for failed. Derived by the broker; the body is the ids of the failed jobs, 16 bytes each,
     /// at most [`UPSTREAM_IDS`](crate::UPSTREAM_IDS).
     Upstream = 5,
     /// Another job took its place while it waited, by a claim; the body is that job's id.
@@ -52,12 +52,12 @@ pub enum ValueStatus {
     /// A join has succeeded. Written by the broker; the body is the join's id and the number of its members (4 bytes,
     /// little-endian), whose results have the values.
     Gathered = 7,
-    /// The job ran for longer than it may. Reserved for time limits.
+    /// The job ran longer than allowed. Reserved for time limits.
     TimedOut = 8,
 }
 
 impl ValueStatus {
-    /// All of them, in the order of their numbers.
+    /// All variants, in the order of their numbers.
     pub const ALL: [Self; 9] = [
         Self::Succeeded,
         Self::Failed,
@@ -107,6 +107,6 @@ pub enum KeyState {
     Present(Value),
     /// No value yet, but the message that will bring it is held.
     Pending,
-    /// No value, and none is on its way: never stored, evicted, past its time, or unknown.
+    /// No value exists or is on its way: never stored, evicted, expired, or unknown.
     Gone,
 }

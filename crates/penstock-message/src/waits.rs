@@ -4,29 +4,29 @@ use std::fmt;
 
 use crate::{Key, MessageId};
 
-/// A wait of a running job that its broker ends, for it would never end by itself.
+/// Wait of a running job that its broker ends, because it would never end otherwise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RefusedWait {
     pub key: Key,
     pub waiter: MessageId,
     pub why: WaitRefusal,
-    /// From the waiter on, each waits for the next; in a cycle the last one waits for the first. At most
-    /// [`RefusedWait::MOST_JOBS`].
+    /// Jobs of the chain: from the waiter on, each waits for the next; in a cycle the last one waits for the first. At
+    /// most [`RefusedWait::MOST_JOBS`].
     pub jobs: Vec<WaitingJob>,
-    /// Number of those left out in the middle.
+    /// Number of omitted jobs in the middle.
     pub left_out: u32,
 }
 
 /// Reason why a wait would never end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WaitRefusal {
-    /// The job that it waits for waits for it.
+    /// The job that it waits for waits for it in turn.
     Cycle,
-    /// Every slot that could run what it waits for is held by a job that waits.
+    /// Every slot that could run the awaited job is held by a waiting job.
     NoSlotLeft,
 }
 
-/// A job in a chain of waits; or a group, which has no task.
+/// Job in a chain of waits; or a group, which has no task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WaitingJob {
     pub id: MessageId,
@@ -34,7 +34,7 @@ pub struct WaitingJob {
 }
 
 impl RefusedWait {
-    /// Most jobs that are named.
+    /// Maximum number of named jobs.
     pub const MOST_JOBS: usize = 16;
 }
 
