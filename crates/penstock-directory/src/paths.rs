@@ -1,5 +1,4 @@
-//! Paths of the files of `local:PATH`. Clients and the broker reckon by the same rule,
-//! so neither has to tell the other.
+//! Paths of the files of `local:PATH`. Clients and the broker apply the same rule, so neither has to tell the other.
 //!
 //! ```text
 //!     PATH/lock          held for as long as a broker runs
@@ -8,10 +7,9 @@
 //!     PATH/journal/      what it holds
 //! ```
 //!
-//! A socket is a file: on a disk that is full there may be no room for one, and the dead one of a killed
-//! broker can't be used again. Without a broker nothing is drained, and the disk stays full. So there
-//! is a second place, in memory, where a broker listens that finds no room in PATH, and where clients
-//! look when nobody listens in PATH.
+//! A socket is a file: on a full disk there may be no room for one, and the dead socket of a killed broker can't be
+//! used again. Without a broker nothing is drained, and the disk stays full. So there is a second location, in memory.
+//! A broker without room in PATH listens there, and clients look there when nobody listens in PATH.
 
 use std::ffi::OsStr;
 use std::os::fd::AsFd;
@@ -24,18 +22,18 @@ use rustix::fs::OFlags;
 
 use crate::trust::{check_directory, check_peer};
 
-/// File names that mark the top of a project. A relative PATH lies there, so two working directories of
-/// one project share a broker.
+/// File names that mark the top of a project. A relative PATH is created there, so two working directories of one
+/// project share a broker.
 const PROJECT_MARKS: [&str; 3] = ["pyproject.toml", "manage.py", ".git"];
 
-/// The longest path that fits the socket address of every platform we run on, without its final zero
-/// byte: Linux has room for 107 bytes, macOS for 103.
+/// Length of the longest path that fits the socket address of every platform we run on, without the final zero byte:
+/// Linux has room for 107 bytes, macOS for 103.
 const LONGEST_SOCKET_PATH: usize = if cfg!(target_os = "macos") { 103 } else { 107 };
 
 /// Directory for sockets whose own path would be too long.
 const SHORT_SOCKETS: &str = "/tmp";
 
-/// Directory for sockets for which the disk has no room. /tmp may well be on that disk; this is memory.
+/// Directory for sockets for which the disk has no room. /tmp may well be on that disk; this directory is in memory.
 const SPARE_SOCKETS: &str = if cfg!(target_os = "linux") {
     "/dev/shm"
 } else {
@@ -47,7 +45,7 @@ pub struct LocalPaths {
     /// Absolute path of the directory, without symbolic links.
     pub directory: PathBuf,
     pub socket: PathBuf,
-    /// Socket on which the broker listens while the disk has no room for the other.
+    /// Socket on which the broker listens while the disk has no room for the other one.
     pub spare_socket: PathBuf,
     pub lock: PathBuf,
     pub log: PathBuf,
@@ -55,7 +53,7 @@ pub struct LocalPaths {
 }
 
 impl LocalPaths {
-    /// Finds the place of `local:PATH`; creates nothing.
+    /// Resolves the paths of `local:PATH`; creates nothing.
     pub fn resolve(path: &Path) -> io::Result<Self> {
         let absolute = if path.is_absolute() {
             path.to_path_buf()
@@ -87,7 +85,7 @@ impl LocalPaths {
         }
     }
 
-    /// Creates PATH, for this user alone, with a note to git that nothing in it is to be committed.
+    /// Creates PATH for this user only, with a note to git that nothing in it is to be committed.
     pub fn create_directory(&self) -> io::Result<()> {
         if self.directory.is_dir() {
             return Ok(());
@@ -97,26 +95,26 @@ impl LocalPaths {
             builder.recursive(true).create(parent)?;
         }
         match builder.recursive(false).create(&self.directory) {
-            // Another process was first, perhaps a stranger's: nothing is written there unseen.
+            // Another process was first, perhaps another user's: don't write there unseen.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
             Err(error) => Err(error),
             Ok(()) => fs::write(self.directory.join(".gitignore"), "*\n"),
         }
     }
 
-    /// Refuses PATH, with what to do, where another user owns it or can change what is in it. Both sides
-    /// call it before they use anything in PATH.
+    /// Refuses PATH, with instructions, if another user owns it or can change its content. Both sides call it before
+    /// they use anything in PATH.
     pub fn check_owner(&self) -> io::Result<()> {
         check_directory(&self.directory)?;
-        // It may have come there while others could write in PATH, or be a link to another place.
+        // It may date from a time when others could write in PATH, or be a link to another directory.
         match self.journal.exists() {
             true => check_directory(&fs::canonicalize(&self.journal)?),
             false => Ok(()),
         }
     }
 
-    /// Makes sure that the socket's directory exists and belongs to this user alone, so that a
-    /// stranger cannot listen in our place. Both sides call it before they use the socket.
+    /// Makes sure that the socket's directory exists and belongs to this user only, so that nobody else can listen
+    /// instead of the broker. Both sides call it before they use the socket.
     pub fn secure_socket_directory(&self) -> io::Result<()> {
         let short = shared_directory(SHORT_SOCKETS);
         if self.socket.parent() != Some(short.as_path()) {
@@ -146,8 +144,8 @@ impl LocalPaths {
         }
     }
 
-    /// Connects to the socket on which a broker of this user listens, and returns its path too. An error is
-    /// that of the one in PATH.
+    /// Connects to the socket on which this user's broker listens, and returns its path too. The error is that of the
+    /// socket in PATH.
     pub fn connect<T: AsFd>(
         &self,
         connect: impl Fn(&Path) -> io::Result<T>,
@@ -163,14 +161,14 @@ impl LocalPaths {
             Err(error) if is_nobody(&error) => error,
             outcome => return outcome,
         };
-        // A directory that is not ours is a stranger's place to listen.
+        // In another user's directory, that user may listen.
         match is_private(&shared_directory(SPARE_SOCKETS)) {
             Ok(true) => connect(self.spare_socket.as_path()).map_err(|_| missing),
             _ => Err(missing),
         }
     }
 
-    /// Opens the log for more lines. A link in its place is refused.
+    /// Opens the log for appending. Refuses a link in its place.
     pub fn open_log(&self) -> io::Result<fs::File> {
         let mut options = fs::OpenOptions::new();
         options.create(true).append(true);
@@ -178,7 +176,7 @@ impl LocalPaths {
     }
 }
 
-/// Whether nobody listens: there is no socket, one that its broker has left behind, or not even a place for one.
+/// Whether nobody listens: the socket or its directory is missing, or a killed broker left the socket behind.
 pub fn is_nobody(error: &io::Error) -> bool {
     matches!(
         error.kind(),
@@ -199,7 +197,7 @@ fn is_private(path: &Path) -> io::Result<bool> {
     Ok(found.is_dir() && is_ours && found.mode() & 0o077 == 0)
 }
 
-/// Opens a file in PATH, for this user alone, and follows no link to another.
+/// Opens a file in PATH for this user only, and follows no link.
 pub fn open_own(mut options: fs::OpenOptions, path: &Path) -> io::Result<fs::File> {
     use rustix::io::Errno;
     let no_links = OFlags::NOFOLLOW.bits() as i32;
@@ -217,17 +215,17 @@ pub fn open_own(mut options: fs::OpenOptions, path: &Path) -> io::Result<fs::Fil
     })
 }
 
-/// Returns the directory of a relative PATH: where a broker of ours is already, here or further up; else the top of
-/// the project. Parts of a project that have a mark of their own so share the broker that was there first.
+/// Returns the directory of a relative PATH: where one of our brokers is already, here or further up; otherwise the top
+/// of the project. So parts of a project with marks of their own share the broker that was there first.
 fn base_directory<'a>(from: &'a Path, path: &Path, home: Option<&Path>) -> &'a Path {
     from.ancestors()
-        // What was started in the home directory once is not for every project below it.
+        // A broker once started in the home directory is not for every project below it.
         .take_while(|directory| *directory == from || Some(*directory) != home)
         .find(|directory| is_place_of_ours(&directory.join(path)))
         .unwrap_or_else(|| project_directory(from))
 }
 
-/// Whether a broker of this user has been here. Strangers may make directories further up, such as in /tmp.
+/// Whether a broker of this user has been here. Others may create directories further up, such as in /tmp.
 fn is_place_of_ours(directory: &Path) -> bool {
     let is_ours =
         |found: fs::Metadata| found.is_dir() && found.uid() == rustix::process::geteuid().as_raw();
@@ -244,7 +242,7 @@ fn project_directory(from: &Path) -> &Path {
         .unwrap_or(from)
 }
 
-/// As `fs::canonicalize`, for a path whose last parts need not exist yet.
+/// Resolves like `fs::canonicalize`, for a path whose last parts need not exist yet.
 fn without_links(path: &Path) -> io::Result<PathBuf> {
     match (fs::canonicalize(path), path.parent(), path.file_name()) {
         (Err(error), Some(parent), Some(name)) if error.kind() == io::ErrorKind::NotFound => {
@@ -254,7 +252,7 @@ fn without_links(path: &Path) -> io::Result<PathBuf> {
     }
 }
 
-/// Returns this user's own directory in a place where all users have theirs.
+/// Returns this user's own directory inside a directory that all users share.
 fn shared_directory(place: &str) -> PathBuf {
     let user = rustix::process::geteuid().as_raw();
     Path::new(place).join(format!("penstock-{user}"))
@@ -266,7 +264,7 @@ fn private_directory_builder() -> fs::DirBuilder {
     builder
 }
 
-/// Hashes by 64-bit FNV-1a: the name must be the same in every program and version, for ever.
+/// Hashes by 64-bit FNV-1a: the name must be the same in every program and version, forever.
 fn fnv1a(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
@@ -357,7 +355,7 @@ mod tests {
         assert_eq!(connect(&paths), Ok(paths.spare_socket.clone()));
         let home = UnixListener::bind(&paths.socket).unwrap();
         assert_eq!(connect(&paths), Ok(paths.socket.clone()));
-        // As a killed broker leaves it.
+        // Left as by a killed broker.
         drop(home);
         assert_eq!(connect(&paths), Ok(paths.spare_socket.clone()));
         fs::remove_file(&paths.spare_socket).unwrap();

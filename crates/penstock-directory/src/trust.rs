@@ -1,8 +1,8 @@
-//! Checks whose a directory is, and whose a broker.
+//! Checks the owner of a directory, and of a broker.
 //!
-//! A client sends its jobs to the broker of PATH, and a worker runs what that broker hands out. So a user who
-//! can put a broker or a journal into PATH can read the jobs of another one, and run tasks as that user.
-//! Directories above PATH may belong to others: to put PATH there is to trust their owners.
+//! A client sends its jobs to the broker of PATH, and a worker runs the jobs that this broker delivers. So a user who
+//! can put a broker or a journal into PATH can read another user's jobs, and run tasks as that user. Directories above
+//! PATH may belong to others: a user who puts PATH there trusts their owners.
 
 use std::fs::{self, Metadata};
 use std::io;
@@ -16,7 +16,7 @@ const WRITABLE_BY_ALL: u32 = 0o002;
 /// Mode bit of a directory whose entries only their owners can rename and remove.
 const STICKY: u32 = 0o1000;
 
-/// The user and the group that this process acts as.
+/// User and group of this process.
 #[derive(Clone, Copy, Debug)]
 struct Identity {
     user: u32,
@@ -32,8 +32,8 @@ impl Identity {
     }
 }
 
-/// Refuses a directory that another user owns or can change. One that does not exist yet is fine. The path
-/// has no links in it, so one that is there has come since it was resolved, or leads nowhere.
+/// Refuses a directory that another user owns or can change. A missing directory is fine. The path has no links in it,
+/// so a link was created after it was resolved, or leads nowhere.
 pub(crate) fn check_directory(directory: &Path) -> io::Result<()> {
     let us = Identity::of_this_process();
     if let Some(found) = existing(fs::symlink_metadata(directory))? {
@@ -84,9 +84,9 @@ fn check_own(directory: &Path, found: &Metadata, us: Identity) -> io::Result<()>
     Ok(())
 }
 
-/// Refuses a directory above that others can change. The group of the one right above may be the user's own: where
-/// each user has a group, many systems make directories writable by it. Further up, only write access for
-/// everybody is refused.
+/// Refuses a directory above PATH that others can change. The group of the parent may be the user's own: where each
+/// user has a group, many systems make directories writable by it. Further up, only write access for everybody is
+/// refused.
 fn check_above(
     directory: &Path,
     above: &Path,
@@ -115,7 +115,7 @@ fn check_above(
     )))
 }
 
-/// Refuses a broker that another user runs, unless that is root. Nothing has been said to it yet.
+/// Refuses a broker that another user runs, unless that is root. Nothing has been sent to it yet.
 pub(crate) fn check_peer(socket: impl AsFd, path: &Path) -> io::Result<()> {
     let user = peer_user(socket, path)?;
     let us = Identity::of_this_process().user;
@@ -132,8 +132,8 @@ pub(crate) fn check_peer(socket: impl AsFd, path: &Path) -> io::Result<()> {
 #[cfg(target_os = "linux")]
 fn peer_user(socket: impl AsFd, _: &Path) -> io::Result<u32> {
     use std::os::fd::AsRawFd;
-    // Not rustix's, whose process id can't be 0, as that of a process in another container is here: then it takes the
-    // answer for an error.
+    // Not rustix's function: its process id can't be 0, as it is here for a process in another container, and it would
+    // take the answer for an error.
     let mut peer = libc::ucred {
         pid: 0,
         uid: 0,
@@ -201,7 +201,7 @@ mod tests {
         };
         let chmod = |change: &str, path: &Path| format!("chmod {change} {}", path.display());
         check([0o700, 0o700, 0o700], "");
-        // Others may look into it, as far as they get: what is in it is for its owner alone.
+        // Others may reach it and look inside; its content is for its owner only.
         check([0o755, 0o755, 0o755], "");
         check([0o755, 0o755, 0o775], &chmod("go-w", &data));
         check([0o755, 0o755, 0o757], &chmod("go-w", &data));
@@ -210,7 +210,7 @@ mod tests {
         check([0o755, 0o1777, 0o700], "");
         check([0o777, 0o755, 0o700], &chmod("o-w", &above));
         check([0o1777, 0o755, 0o700], "");
-        // The group of a new directory is that of this process.
+        // A new directory has the group of this process.
         check([0o775, 0o775, 0o700], "");
 
         fs::remove_dir(&data).unwrap();
@@ -263,7 +263,7 @@ mod tests {
         let _listener = UnixListener::bind(&path).unwrap();
         check_peer(UnixStream::connect(&path).unwrap(), &path).unwrap();
     }
-    /// Only root can act as two users, as in CI. Elsewhere this test shows nothing.
+    /// Only root can act as two users, as in CI. For other users this test checks nothing.
     #[cfg(target_os = "linux")]
     #[test]
     fn a_directory_and_a_broker_of_another_user_are_refused_with_both_named() {
@@ -280,7 +280,7 @@ mod tests {
         let path = place.path().join("socket");
         let socket = socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
         bind(&socket, &SocketAddrUnix::new(&path).unwrap()).unwrap();
-        // The kernel notes who listens. A thread has a user of its own, and ends with it.
+        // The kernel notes who listens. A thread has a user of its own, which ends with the thread.
         let other = Uid::from_raw(65_534);
         let as_other = |socket: &_| {
             set_thread_res_uid(other, other, other).unwrap();

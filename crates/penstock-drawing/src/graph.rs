@@ -1,9 +1,9 @@
-//! The steps as boxes and lines between them.
+//! Steps as boxes, with lines between them.
 
 use crate::step::{DrawnStep, What};
 use crate::text::number;
 
-/// A box: one step, or a group of many.
+/// Box for one step, or for a group of many.
 pub(crate) struct StepNode {
     pub(crate) label: String,
     pub(crate) state: &'static str,
@@ -31,7 +31,7 @@ impl StepGraph {
         graph
     }
 
-    /// Adds a step behind these boxes; returns those in which it ends.
+    /// Adds a step after these boxes; returns the boxes in which it ends.
     fn add(&mut self, step: &DrawnStep, behind: &[usize], on: Option<&str>) -> Vec<usize> {
         let ends = match &step.what {
             What::Chain(steps, more) => {
@@ -56,13 +56,13 @@ impl StepGraph {
         ends
     }
 
-    /// Adds the members of a group, each behind those that it needs, and returns the ends of those that no other needs.
+    /// Adds the members of a group, each after the ones it needs. Returns the ends of members that no other needs.
     fn add_group(&mut self, steps: &[DrawnStep], behind: &[usize], on: Option<&str>) -> Vec<usize> {
         let mut ends: Vec<Option<Vec<usize>>> = vec![None; steps.len()];
         let mut is_needed = vec![false; steps.len()];
         for place in in_order(steps) {
             let step = &steps[place];
-            // A client may have written anything: what it has not drawn yet leads nowhere.
+            // A client may send any needs: a box that was not drawn yet leads nowhere.
             let needs = step.needs.iter().filter_map(|(place, outcome)| {
                 let ends = ends.get(*place)?.clone()?;
                 Some((*place, ends, outcome.as_str()))
@@ -91,7 +91,7 @@ impl StepGraph {
             .collect()
     }
 
-    /// Returns the boxes from this one on to which none of these leads.
+    /// Returns the boxes from this one on that none of these leads to.
     fn beginnings(&self, first: usize) -> Vec<usize> {
         let has_none_before = |to: &usize| {
             let mut edges = self.edges.iter();
@@ -118,10 +118,10 @@ impl StepGraph {
         vec![to]
     }
 
-    /// Returns the column of each box: one behind all that lead to it.
+    /// Returns the column of each box: one after all boxes that lead to it.
     pub(crate) fn columns(&self) -> Vec<usize> {
         let mut columns = vec![0; self.nodes.len()];
-        // Boxes are added behind those that lead to them.
+        // Boxes are added after the boxes that lead to them.
         for edge in &self.edges {
             columns[edge.to] = columns[edge.to].max(columns[edge.from] + 1);
         }
@@ -129,8 +129,8 @@ impl StepGraph {
     }
 }
 
-/// Returns the places of the members of a group, each behind those that it needs. Those that need each other in a circle, which no
-/// client of ours writes, come last.
+/// Returns the members of a group in drawing order, each after the ones it needs. Members that need each other in a
+/// circle, which our own clients never send, come last.
 fn in_order(steps: &[DrawnStep]) -> Vec<usize> {
     let mut waits: Vec<usize> = steps.iter().map(|step| step.needs.len()).collect();
     let mut needed_by = vec![Vec::new(); steps.len()];

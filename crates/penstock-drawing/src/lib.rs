@@ -1,7 +1,7 @@
-//! Workflows as people see them: as a tree on a terminal, as DOT, as SVG, and as JSON for programs.
+//! Drawings of workflows: as a tree on a terminal, as DOT, as SVG, and as JSON for programs.
 //!
-//! A client describes the steps of a workflow when it sends it, and the broker keeps that description unread. Here it is
-//! read again, and each step gets the state that the broker knows of it:
+//! A client describes the steps of a workflow when it sends it, and the broker stores that description unread. This
+//! crate reads it again, and adds the state that the broker knows of each step:
 //!
 //! ```text
 //!     {"job": "shop.fetch", "id": "..."}                       a call
@@ -26,7 +26,7 @@ use serde_json::{Map, Value, json};
 pub use schedule::fields_of_schedule;
 pub use step::DrawnStep;
 
-/// A workflow, and its steps with their states.
+/// Workflow, and its steps with their states.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DrawnWorkflow {
     pub id: String,
@@ -34,7 +34,7 @@ pub struct DrawnWorkflow {
     pub state: String,
     /// Jobs by state, in the order in which they are shown.
     pub jobs: Vec<(&'static str, u64)>,
-    /// `None`: its client has described no steps, or this program can't read them.
+    /// Steps; `None`: its client has described none, or this program can't read them.
     pub steps: Option<DrawnStep>,
     /// All other fields, for programs.
     more: Map<String, Value>,
@@ -49,7 +49,7 @@ const JOBS: [&str; 6] = [
     "blocked",
 ];
 
-/// Returns the fields of a workflow, for programs: without its steps.
+/// Returns the fields of a workflow without its steps, for programs.
 pub fn fields(info: &WorkflowInfo) -> Value {
     let counts = &info.jobs;
     json!({
@@ -70,7 +70,7 @@ pub fn fields(info: &WorkflowInfo) -> Value {
 }
 
 impl DrawnWorkflow {
-    /// Reads the one workflow of a page, with the states of [`DrawnStep::ids`] that were asked for with it.
+    /// Reads the one workflow of a page, with the requested states of [`DrawnStep::ids`].
     pub fn of_page(page: &WorkflowsPage) -> Option<Self> {
         let info = page.workflows.first()?;
         let mut steps = DrawnStep::read(&info.description);
@@ -83,7 +83,7 @@ impl DrawnWorkflow {
         }
     }
 
-    /// Reads what [`DrawnWorkflow::to_json`] has written.
+    /// Reads the output of [`DrawnWorkflow::to_json`].
     pub fn from_json(text: &str) -> Option<Self> {
         let Value::Object(mut fields) = serde_json::from_str(text).ok()? else {
             return None;
@@ -114,7 +114,7 @@ impl DrawnWorkflow {
         Value::Object(fields)
     }
 
-    /// Draws the steps as a tree, a line each, below a line about the workflow.
+    /// Draws the steps as a tree, one line each, below a line about the workflow.
     pub fn tree(&self) -> String {
         text::tree(self)
     }

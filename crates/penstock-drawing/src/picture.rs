@@ -121,7 +121,7 @@ pub(crate) fn svg(workflow: &DrawnWorkflow) -> String {
     out + "</svg>\n"
 }
 
-/// Shortens a label from its beginning: the end of a task's name says most.
+/// Shortens a label at its beginning: the end of a task's name says most.
 fn cut(label: &str) -> String {
     let count = label.chars().count();
     match count > FITS {
@@ -141,7 +141,7 @@ fn escaped(text: &str) -> String {
             '>' => out += "&gt;",
             '&' => out += "&amp;",
             '"' => out += "&quot;",
-            // XML knows no other control characters.
+            // XML allows no other control characters.
             '\t' | '\n' => out.push(' '),
             character if character.is_control() => out.push('\u{fffd}'),
             character => out.push(character),

@@ -5,46 +5,46 @@ use serde_json::{Map, Value, json};
 
 use crate::text::number;
 
-/// Steps within steps; a description is what some client says.
+/// Maximum nesting of steps; a description may come from any client.
 const DEEPEST: usize = 128;
 
-/// A step, and how far it has come.
+/// Step of a workflow, and its state.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DrawnStep {
     pub what: What,
     /// Job or join whose outcome is the step's; chains have none.
     pub id: Option<MessageId>,
-    /// Empty: not known.
+    /// State by name; empty: unknown.
     pub state: &'static str,
     /// Task or group that has replaced a call; empty: none.
     pub replaced_by: String,
     /// Callbacks, each with the outcome on which it runs.
     pub links: Vec<(String, DrawnStep)>,
-    /// What its graph calls it; empty for others.
+    /// Name of the step in its graph; empty for others.
     pub name: String,
-    /// Steps of its graph that it waits for, by their places in it, each with the outcome that it waits for.
+    /// Steps of its graph that it waits for, by index, each with the required outcome.
     pub needs: Vec<(usize, String)>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum What {
-    /// A call of this task.
+    /// Call of this task.
     Job(String),
-    /// Steps that run one after another, and the number of those left out.
+    /// Steps that run one after another, and the number of omitted steps.
     Chain(Vec<DrawnStep>, u64),
     Group {
         members: u64,
-        /// Whether there may be others, which were sent later.
+        /// Whether there may be further members, which were sent later.
         grows: bool,
-        /// What each member runs, where they are not listed.
+        /// Task that each member runs, if the members are not listed.
         of: String,
         steps: Vec<DrawnStep>,
-        /// Number of members that have ended, and of those that have failed; `None`: not known.
+        /// Number of ended members, and of failed members; `None`: unknown.
         ended: Option<(u64, u64)>,
     },
 }
 
-/// States in which a step is, as [`DrawnStep::state`] has them.
+/// States of a step, as in [`DrawnStep::state`].
 const STATES: [&str; 13] = [
     "waiting",
     "delayed",
@@ -67,7 +67,7 @@ fn known(state: &str) -> &'static str {
 }
 
 impl DrawnStep {
-    /// Reads a description; `None`: there is none, or it was written by a newer client.
+    /// Reads a description; `None`: there is none, or a newer client wrote it.
     pub fn read(description: &[u8]) -> Option<Self> {
         Self::of_value(&serde_json::from_slice(description).ok()?)
     }
@@ -194,7 +194,7 @@ impl DrawnStep {
         Value::Object(fields)
     }
 
-    /// Returns the jobs and joins whose states are to be asked for, in the order in which [`DrawnStep::set_states`] takes them.
+    /// Returns the jobs and joins whose states are needed, in the order that [`DrawnStep::set_states`] expects.
     pub fn ids(&self) -> Vec<MessageId> {
         let mut ids = Vec::new();
         self.walk(&mut |step| ids.extend(step.id));
@@ -209,7 +209,7 @@ impl DrawnStep {
         self.links.iter().for_each(|(_, step)| step.walk(look));
     }
 
-    /// Sets the states of all steps. `tasks`: those of the nodes; `workflow`: the outcome of the workflow.
+    /// Sets the states of all steps. `tasks`: the tasks of the nodes; `workflow`: the outcome of the workflow.
     pub fn set_states(&mut self, nodes: &[NodeState], tasks: &[String], workflow: WorkflowState) {
         let tasks = tasks
             .iter()
@@ -245,7 +245,7 @@ impl DrawnStep {
                 for step in &mut *steps {
                     step.set_state(nodes, workflow);
                     if !is_reached && step.state == "running" {
-                        // Its members are held until the step before has ended.
+                        // The members are held until the previous step has ended.
                         step.state = "held";
                     }
                     is_reached = matches!(step.state, "succeeded" | "ended");
@@ -274,7 +274,7 @@ impl DrawnStep {
                 }
                 (self.state, *ended) = state_of_group(node, *members, workflow);
                 if steps.iter().any(|step| !step.name.is_empty()) {
-                    // What a graph waits for are those of its steps that no other needs.
+                    // A graph waits for the steps that no other step needs.
                     *ended = None;
                 }
             }
@@ -348,7 +348,7 @@ fn state_of_group(
             Some((members, 0)).filter(|_| status == ValueStatus::Gathered),
         ),
         NodeState::Job(_) => (state_of_job(node), None),
-        // A group that has failed is kept; one that has succeeded goes when its results have been read.
+        // A failed group is kept; a successful one is dropped once its results were read.
         NodeState::Gone => match workflow {
             WorkflowState::Failed | WorkflowState::Cancelled | WorkflowState::Expired => {
                 ("ended", None)

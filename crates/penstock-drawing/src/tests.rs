@@ -112,7 +112,7 @@ fn a_workflow_is_drawn_as_a_picture() {
     );
 }
 
-/// Its description was written when its first part was sent.
+/// Checks a description that was written when the first part was sent.
 #[test]
 fn a_group_that_is_sent_in_parts_has_as_many_members_as_the_broker_knows() {
     let steps = format!(
@@ -144,7 +144,7 @@ fn a_group_that_is_sent_in_parts_has_as_many_members_as_the_broker_knows() {
     );
 }
 
-/// `load` was added before what it needs.
+/// Adds `load` before the steps it needs.
 fn graph() -> DrawnWorkflow {
     let steps = format!(
         r#"{{"chain": [{{"job": "first", "id": "{}"}}, {{"group": 4, "id": "{}", "steps": [
@@ -316,7 +316,8 @@ fn what_nobody_can_read_is_no_step() {
     assert!(workflow.tree().contains("its steps are not known here"));
 }
 
-/// A job that another step has replaced keeps its id, so its state is that of the other one, and a person wants to know of which.
+/// Checks that the picture names the step that has replaced a job: the job keeps its id, so its state is that of the
+/// other step.
 #[test]
 fn a_step_says_what_has_replaced_its_job() {
     let description = format!(

@@ -62,7 +62,7 @@ fn draw_all(
     }
 }
 
-/// Says for which of its siblings a step of a graph waits.
+/// Names the siblings that a step of a graph waits for.
 fn needed(step: &DrawnStep, siblings: &[DrawnStep]) -> String {
     let named = step.needs.iter().filter_map(|(place, outcome)| {
         let name = &siblings.get(*place)?.name;
@@ -100,7 +100,7 @@ fn line(step: &DrawnStep) -> String {
 }
 
 impl DrawnStep {
-    /// Says what the step is, and what its graph calls it.
+    /// Describes the step, with its name in its graph.
     pub(crate) fn full_label(&self) -> String {
         match self.name.is_empty() {
             true => self.label(),
@@ -108,7 +108,7 @@ impl DrawnStep {
         }
     }
 
-    /// Says what the step is.
+    /// Describes the step.
     fn label(&self) -> String {
         match &self.what {
             What::Job(task) if self.replaced_by.is_empty() => task.clone(),
@@ -130,7 +130,7 @@ impl DrawnStep {
         }
     }
 
-    /// Returns the steps that it consists of, and the number of those left out.
+    /// Returns the steps that it consists of, and the number of omitted ones.
     pub(crate) fn inner(&self) -> (&[DrawnStep], u64) {
         match &self.what {
             What::Job(_) => (&[], 0),

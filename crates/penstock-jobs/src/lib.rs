@@ -13,18 +13,19 @@
 //!     returned     Release(returned): nothing is counted
 //! ```
 //!
-//! Each transaction begins with an operation on the lease, and such an operation is a guard: an attempt
-//! that was fenced off changes nothing at all.
+//! Each transaction begins with an operation on the lease. Such an operation is a guard: a fenced-off attempt changes
+//! nothing at all.
 //!
 //! # A death charges the guilty
 //!
-//! A process may run many jobs when it dies. [`blame`] says which of them is charged: the only one; or the one that the
-//! system names; or nobody knows, and then each is a *suspect*. A job that was guilty or a suspect runs alone from then on
-//! ([`runs_alone`]), in a process without others: if that dies too, there is no doubt left. The loss of a whole worker is
-//! a crash of all that it held, and says nothing about any of them.
+//! A process may run many jobs when it dies. [`blame`] decides which of them is charged: the only one, or the one that
+//! the system names. If nobody knows, each of them is a *suspect*. A guilty job or a suspect runs alone from then on
+//! ([`runs_alone`]), in a process without others: if that dies too, no doubt is left. The loss of a whole worker is a
+//! crash of all jobs that it held, and says nothing about any of them.
 //!
-//! After its first crash a job runs again at once: a deployment or a machine is mostly the cause. After each further one it
-//! waits ([`delay_after_crash_ms`]), so that a lack of memory has time to pass before the job has used up its chances.
+//! After its first crash a job runs again at once: usually a deployment or the machine is the cause. After each further
+//! crash it waits ([`delay_after_crash_ms`]), so that a lack of memory has time to pass before the job has used up its
+//! attempts.
 
 use bytes::Bytes;
 use penstock_faults::planted;
@@ -33,7 +34,7 @@ use penstock_message::{
     ValueStatus,
 };
 
-/// Part of a delivery that settling needs; kept by a worker in place of the whole message.
+/// Part of a delivery that settling needs; a worker keeps it instead of the whole message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeliveryHead {
     pub lease: Lease,
@@ -68,41 +69,41 @@ impl From<&Delivery> for DeliveryHead {
 /// Outcome of one run of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The job returned. `value`: its encoded result, if it has one that anybody may read.
+    /// The job returned. `value`: its encoded result, if anybody may read it.
     Succeeded { value: Option<Bytes>, cost_us: u64 },
-    /// The job returned steps that take its place: operations as [`Op::Replace`] says.
+    /// The job returned steps that replace it: operations as described at [`Op::Replace`].
     Replaced { steps: Vec<Op>, cost_us: u64 },
-    /// As `Succeeded`, and other jobs come with it.
+    /// Like `Succeeded`, with further jobs.
     Spawned {
         value: Option<Bytes>,
         steps: Vec<Op>,
         cost_us: u64,
     },
-    /// The job raised, and shall run again. `note`: the encoded error.
+    /// The job raised and is to run again. `note`: the encoded error.
     Retry {
         delay_ms: u64,
         note: Bytes,
         cost_us: u64,
     },
-    /// This worker can't run the job, and one of another version may. `note`: the encoded error.
+    /// This worker can't run the job, but one of another version may. `note`: the encoded error.
     Deferred {
         delay_ms: u64,
         note: Bytes,
         cost_us: u64,
     },
-    /// The job raised for the last time. `value`: the encoded error for any client that asks for the result;
-    /// `note`: the same for people who look into failed jobs; `failure`: what these are listed by.
+    /// The job raised in its last attempt. `value`: the encoded error for any client that asks for the result; `note`:
+    /// the same for people who look into failed jobs; `failure`: fields by which failed jobs are listed.
     Failed {
         value: Option<Bytes>,
         note: Bytes,
         failure: Failure,
         cost_us: u64,
     },
-    /// The job was cancelled while it ran, and stopped for it.
+    /// The job was cancelled while it ran, and has stopped.
     Cancelled,
-    /// The process that ran it died; the text says how, for a person.
+    /// The process that ran it died; the text describes how, for people.
     Crashed { reason: String },
-    /// The process that ran it and others died, by the fault of nobody knows which.
+    /// The process that ran it and others died, and the cause is unknown.
     Suspected { reason: String },
     /// The job never ran, or was stopped in order.
     Returned,
@@ -204,12 +205,12 @@ fn put_result(delivery: &DeliveryHead, body: Option<Bytes>) -> Option<Op> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Blame {
     Guilty,
-    /// Guilty, or another job of its process is.
+    /// Either this job or another job of its process is guilty.
     Suspected,
 }
 
-/// Judges a job that had begun, and not ended, when its process died; `None`: it is innocent. `begun`: how many such jobs
-/// there were. `is_named`: whether the system named this one; `None`: it named none.
+/// Judges a job that was running when its process died; `None`: it is innocent. `begun`: the number of running jobs.
+/// `is_named`: whether the system named this one; `None`: it named none.
 pub fn blame(begun: usize, is_named: Option<bool>) -> Option<Blame> {
     match is_named {
         Some(true) => Some(Blame::Guilty),
@@ -220,8 +221,8 @@ pub fn blame(begun: usize, is_named: Option<bool>) -> Option<Blame> {
     }
 }
 
-/// The job that is guilty of its process's death for a lack of memory, by the usual peak of each job's task: the one that
-/// usually needs at least twice as much as any other. `None`: nobody knows.
+/// Returns the job that is guilty of its process's death from lack of memory, judged by the usual peak of each task:
+/// the one that usually needs at least twice as much as any other. `None`: unknown.
 pub fn guilty_of_memory(peaks: &[Option<u64>]) -> Option<usize> {
     let known: Vec<u64> = peaks.iter().copied().collect::<Option<_>>()?;
     let (guilty, most) = known.iter().enumerate().max_by_key(|(_, peak)| **peak)?;
@@ -230,7 +231,7 @@ pub fn guilty_of_memory(peaks: &[Option<u64>]) -> Option<usize> {
     (is_clear && *most > 0).then_some(guilty)
 }
 
-/// Outcome of a job whose process died. `reason` says how, for a person.
+/// Returns the outcome of a job whose process died. `reason` describes how, for people.
 pub fn lost(blame: Option<Blame>, max_deliveries: u8, reason: &str) -> Outcome {
     match blame {
         Some(Blame::Guilty) => Outcome::Crashed {
@@ -239,7 +240,7 @@ pub fn lost(blame: Option<Blame>, max_deliveries: u8, reason: &str) -> Outcome {
         Some(Blame::Suspected) => Outcome::Suspected {
             reason: format!("{reason}; it ran other jobs too, and any of them may be guilty"),
         },
-        // A job that may never run twice has run.
+        // A job that may never run twice has already run.
         None if max_deliveries == 1 => Outcome::Crashed {
             reason: "its process was lost by another job's fault, and it may not run again"
                 .to_owned(),
@@ -248,32 +249,32 @@ pub fn lost(blame: Option<Blame>, max_deliveries: u8, reason: &str) -> Outcome {
     }
 }
 
-/// Whether a job is to run in a process without others: it has killed one, or may have.
+/// Whether a job must run in a process without others: it has killed one, or may have.
 pub fn runs_alone(message: &Message) -> bool {
     let extras = message.extras.as_deref();
     let is_suspect = extras.is_some_and(|extras| extras.suspects > 0);
     is_suspect && !planted!("suspect-not-isolated")
 }
 
-/// Number of deaths near which a job fails, though no crash of its own may be among them: a machine that kills all its
-/// processes must not be given the same jobs for ever.
+/// Number of deaths at which a job fails, even if no crash was its own: a machine that kills all its processes must not
+/// receive the same jobs forever.
 pub const MOST_SUSPECTS: u8 = 3;
 
-/// Part of a delivery that decides about a crash.
+/// Fields of a delivery that decide about a crash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CrashHead {
     /// Deliveries that ended in a crash before this one.
     pub crashes: u8,
-    /// Deliveries before this one after which it was a suspect; at least 1 for a job that was guilty.
+    /// Deliveries before this one in which it was a suspect; at least 1 for a job that was guilty.
     pub suspects: u8,
-    /// The number of deliveries that may end in a crash; the last of them ends the job.
+    /// Number of deliveries that may end in a crash; the last of them ends the job.
     pub max_deliveries: u8,
 }
 
 /// Consequence of a crash for its job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CrashEnd {
-    /// The job runs again, with this many of both: at once and in its old place, or so long after the crash.
+    /// The job runs again with these counts: at once and in its old place, or after this delay.
     Again {
         crashes: u8,
         suspects: u8,
@@ -283,8 +284,8 @@ pub enum CrashEnd {
     Failed { crashes: u8 },
 }
 
-/// Judges a crash: the process died under the job; or its worker was lost, which nobody is blamed for. Every engine goes by
-/// this, so a job has as many chances on each.
+/// Judges a crash: the process died under the job, or its worker was lost, for which nobody is blamed. Every engine
+/// uses this, so a job has equally many attempts on each.
 pub fn crashed(head: CrashHead, blame: Option<Blame>) -> CrashEnd {
     let CrashHead {
         crashes,
@@ -294,7 +295,7 @@ pub fn crashed(head: CrashHead, blame: Option<Blame>) -> CrashEnd {
     let counted = crashes.saturating_add(1);
     let suspected = suspects.saturating_add(1);
     let goes_on = match blame {
-        // It has run; a job with one delivery may not run again, whoever is guilty.
+        // The job has run. A job with one delivery may not run again, whichever job is guilty.
         Some(Blame::Suspected) => max_deliveries > 1 && suspected < MOST_SUSPECTS,
         Some(Blame::Guilty) | None => counted < max_deliveries,
     };
@@ -305,7 +306,7 @@ pub fn crashed(head: CrashHead, blame: Option<Blame>) -> CrashEnd {
     let (crashes, suspects, delay_ms) = match blame {
         None => (counted, suspects, delay_ms),
         Some(Blame::Guilty) => (counted, suspects.max(1), delay_ms),
-        // Nobody knows whether it is guilty, and it runs alone.
+        // Nobody knows whether it is guilty, so it runs alone.
         Some(Blame::Suspected) => (crashes, suspected, 0),
     };
     CrashEnd::Again {
@@ -315,7 +316,7 @@ pub fn crashed(head: CrashHead, blame: Option<Blame>) -> CrashEnd {
     }
 }
 
-/// Returns how long a job waits after its crash of this number, counted from 1, before it runs again.
+/// Returns the delay before a job runs again after its n-th crash, counted from 1.
 pub fn delay_after_crash_ms(crashes: u8) -> u64 {
     match crashes {
         0 | 1 => 0,
@@ -331,7 +332,7 @@ mod tests {
     use super::*;
     use penstock_message::{Extras, MessageId};
 
-    /// Describes each operation in words, on a line of its own.
+    /// Describes each operation in words, one per line.
     fn settled(keeps_result: bool, outcome: Outcome) -> String {
         let delivery = DeliveryHead {
             lease: Lease {
@@ -537,7 +538,7 @@ mod tests {
                     crashes: crashes.saturating_add(1),
                 },
             };
-            // A guilty job is under suspicion from then on, and one whose worker was lost is not.
+            // A guilty job is under suspicion from then on; a job whose worker was lost is not.
             let guilty = Some(Blame::Guilty);
             assert_eq!(crashed(head(0), guilty), again(1), "{:?}", head(0));
             assert_eq!(crashed(head(2), guilty), again(2), "{:?}", head(2));
@@ -563,7 +564,7 @@ mod tests {
             };
             assert_eq!(crashed(head, Some(Blame::Suspected)), expected, "{head:?}");
         };
-        // It runs again at once, alone.
+        // The job runs again at once, alone.
         let again = |crashes, suspects| CrashEnd::Again {
             crashes,
             suspects,
@@ -573,7 +574,7 @@ mod tests {
         check((0, 1), 3, again(0, 2));
         check((0, 2), 3, CrashEnd::Failed { crashes: 1 });
         check((0, 255), 255, CrashEnd::Failed { crashes: 1 });
-        // Crashes of its own, left over from before, do not count here.
+        // Earlier crashes of its own do not count here.
         check((1, 0), 2, again(1, 1));
         check((0, 0), 1, CrashEnd::Failed { crashes: 1 });
     }

@@ -1,4 +1,4 @@
-//! Local times as moments, at changes of daylight saving too.
+//! Converts local times to moments, also at changes of daylight saving time.
 //!
 //! | line | in a gap | in an overlap |
 //! | --- | --- | --- |
@@ -21,7 +21,7 @@ pub(crate) fn next(cron: &Cron, zone: &TimeZone, after: u64) -> Option<u64> {
     u64::try_from(next?.as_millisecond()).ok()
 }
 
-/// Goes through the fixed times of the days: their moments never run backwards.
+/// Searches the fixed times of the days: their moments never run backwards.
 fn next_fixed(cron: &Cron, zone: &TimeZone, after: Timestamp) -> Option<Timestamp> {
     let mut local = zone.to_datetime(after);
     loop {
@@ -39,7 +39,7 @@ fn moment_of(zone: &TimeZone, local: DateTime) -> Option<Timestamp> {
         AmbiguousOffset::Unambiguous { offset } => offset.to_timestamp(local).ok(),
         AmbiguousOffset::Fold { before, .. } => before.to_timestamp(local).ok(),
         AmbiguousOffset::Gap { before, .. } => {
-            // By the clock of before, the moment lies behind the change.
+            // By the clock before the change, the moment is after it.
             let behind = before.to_timestamp(local).ok()?;
             let change = zone
                 .preceding(behind + jiff::SignedDuration::from_secs(1))
@@ -49,11 +49,11 @@ fn moment_of(zone: &TimeZone, local: DateTime) -> Option<Timestamp> {
     }
 }
 
-/// Goes through the times between two changes of the clock, where a local time is one moment.
+/// Searches the times between two clock changes, where a local time is one moment.
 fn next_elapsed(cron: &Cron, zone: &TimeZone, after: Timestamp) -> Option<Timestamp> {
     let minute = after.as_second().div_euclid(60) + 1;
     let mut from = Timestamp::from_second(minute * 60).ok()?;
-    // As many as the rule's own calendar takes to repeat itself, with two changes a year.
+    // Number of days after which the rule's calendar repeats, with two clock changes a year.
     for _ in 0..1_000 {
         let offset: Offset = zone.to_offset(from);
         let change = zone.following(from).next();
@@ -69,7 +69,7 @@ fn next_elapsed(cron: &Cron, zone: &TimeZone, after: Timestamp) -> Option<Timest
     None
 }
 
-/// Returns this minute, if it has just begun, or the next.
+/// Returns this minute if it has just begun, or the next one.
 fn from_next_minute(local: DateTime) -> Option<DateTime> {
     match local.second() {
         0 => Some(local),

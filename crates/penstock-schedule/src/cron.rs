@@ -2,18 +2,18 @@
 
 use jiff::civil::{Date, DateTime};
 
-/// A line of cron, checked.
+/// Cron expression that was checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Cron {
     minutes: u64,
     hours: u64,
     days: u64,
     months: u64,
-    /// Sunday is 0.
+    /// Days of the week; Sunday is 0.
     weekdays: u64,
     /// Whether both fields for days must match, because one of them begins with `*`; otherwise either does.
     needs_both_days: bool,
-    /// Whether it follows elapsed time, as `*/5 * * * *` does: a fixed time of day, as in `30 2 * * *`, comes once a day.
+    /// Whether it follows elapsed time, like `*/5 * * * *`. A fixed time of day, like `30 2 * * *`, comes once a day.
     pub(crate) is_elapsed: bool,
 }
 
@@ -60,9 +60,9 @@ const FIELDS: [CronField; 5] = [
         names: WEEKDAYS,
     },
 ];
-/// The calendar repeats itself after so many years, days of the week and all.
+/// Years after which the calendar repeats, including days of the week.
 const YEARS: i16 = 400;
-/// Longest line.
+/// Maximum length of an expression.
 const CAP_BYTES: usize = 500;
 
 impl Cron {
@@ -127,7 +127,7 @@ impl Cron {
         }
     }
 
-    /// Returns the first time from this one on that matches, on a clock that nobody sets.
+    /// Returns the first matching time from this one on, on a clock without changes.
     pub(crate) fn next(&self, from: DateTime) -> Option<DateTime> {
         let mut date = from.date();
         let (mut hour, mut minute) = (from.hour(), from.minute());
@@ -170,7 +170,7 @@ impl Cron {
     }
 }
 
-/// Returns the first number from this one on that is in the set.
+/// Returns the first number in the set from this one on.
 fn next_in(set: u64, from: i8) -> Option<i8> {
     let left = set >> from << from;
     (left != 0).then(|| left.trailing_zeros() as i8)

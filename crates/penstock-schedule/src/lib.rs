@@ -22,12 +22,12 @@ use cron::Cron;
 pub const SHORTEST_MS: u64 = 1_000;
 /// Longest interval: ten years.
 const LONGEST_MS: u64 = 10 * 366 * 24 * 60 * 60 * 1000;
-/// Most times of cron that are passed over at once.
+/// Maximum of cron times that are passed over in one call.
 const PASSED_AT_ONCE: usize = 4_096;
 /// Longest jitter: a day.
 const LONGEST_JITTER_MS: u64 = 24 * 60 * 60 * 1000;
 
-/// A rule for times, ready to be asked.
+/// Checked rule for times.
 #[derive(Debug)]
 pub struct Calendar {
     rule: Rule,
@@ -38,7 +38,7 @@ pub struct Calendar {
 #[derive(Debug)]
 enum Rule {
     Cron(Box<(Cron, TimeZone)>),
-    /// Multiples of the interval, from the anchor on and without it.
+    /// Multiples of the interval after the anchor, without the anchor itself.
     Every {
         anchor: u64,
         interval_ms: u64,
@@ -47,10 +47,10 @@ enum Rule {
 }
 
 impl Calendar {
-    /// Reads a rule. `anchor`: the time that intervals count from. `seed`: of the jitter. The error is one sentence for
-    /// people.
+    /// Reads a rule. `anchor`: the time that intervals count from. `seed`: the seed of the jitter. The error is one
+    /// sentence for people.
     pub fn new(timing: &ScheduleTiming, anchor: u64, seed: u64) -> Result<Self, String> {
-        // An interval needs none, but a wrong one is no less wrong.
+        // An interval uses no zone, but a wrong one is an error anyway.
         let zone = zone(&timing.zone)?;
         let rule = match &timing.rhythm {
             Rhythm::Cron(line) => Rule::Cron(Box::new((Cron::parse(line)?, zone))),
@@ -97,12 +97,12 @@ impl Calendar {
         }
     }
 
-    /// Counts times after `after`, up to `until`, and returns the last of them: all of them, or the first few thousand.
+    /// Counts times after `after`, up to `until`, and returns the last of them. Stops after a few thousand.
     pub fn pass(&self, after: u64, until: u64) -> (u64, u64) {
         self.pass_but(after, until, 0)
     }
 
-    /// Like `pass`, but without the last `kept` of these times.
+    /// Counts like `pass`, but without the last `kept` times.
     pub fn pass_but(&self, after: u64, until: u64, kept: u64) -> (u64, u64) {
         if let Rule::Every { interval_ms, .. } = self.rule {
             let Some(first) = self.next(after).filter(|first| *first <= until) else {
@@ -131,7 +131,7 @@ impl Calendar {
         (count, last)
     }
 
-    /// Returns when the job of this time is due: up to the jitter later, and the same whenever it is asked.
+    /// Returns the time of this time's job: later by up to the jitter, and always the same.
     pub fn due(&self, time: u64) -> u64 {
         match self.jitter_ms {
             0 => time,
@@ -147,8 +147,8 @@ fn zone(name: &str) -> Result<TimeZone, String> {
     TimeZoneDatabase::bundled().get(name).map_err(unknown)
 }
 
-/// Returns a number that looks random and depends on this one alone (splitmix64). Part of what outlives a broker: the
-/// jitter of a time, and the id of its job, must be the same under the next one.
+/// Returns a number that looks random and depends only on its input (splitmix64). It outlives a broker: the jitter of a
+/// time and the id of its job must be the same under the next broker.
 pub fn mix(number: u64) -> u64 {
     let mut mixed = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
     mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -156,11 +156,11 @@ pub fn mix(number: u64) -> u64 {
     mixed ^ (mixed >> 31)
 }
 
-/// Returns a number for a text (FNV-1a); as lasting as `mix`.
+/// Hashes a text (FNV-1a); as stable as `mix`.
 pub fn seed_of(parts: &[&str]) -> u64 {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     for part in parts {
-        // A byte that no text has stands between them.
+        // A byte that occurs in no text separates them.
         for byte in part.bytes().chain([0xff]) {
             hash = (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
         }
