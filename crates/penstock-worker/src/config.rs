@@ -4,79 +4,82 @@ use std::time::Duration;
 
 use penstock_driver::{Driver, DriverError};
 
-/// Connects to the broker of an app, given the URL that the app names, if it names one.
+/// Connects to an app's broker, given the URL that the app names, if any.
 pub type Connect = Box<dyn FnOnce(Option<&str>) -> Result<Connected, DriverError>>;
 
-/// A connection to a broker, under [`WorkerConfig::name`].
+/// Connection to a broker, under [`WorkerConfig::name`].
 pub struct Connected {
     pub driver: Arc<dyn Driver>,
-    /// Where the broker is, for the log.
+    /// Location of the broker, for the log.
     pub shown: String,
 }
 
-/// Settings of a worker, as `penstock worker` was given them.
+/// Settings of a worker, as given to `penstock worker`.
 pub struct WorkerConfig {
-    /// Where each user's `App` is: `module:app`, or the `module` that has one.
+    /// Location of each user's `App`: `module:app`, or a `module` with a single one.
     pub apps: Vec<String>,
-    /// Modules with tasks of theirs, to be imported after the apps.
+    /// Modules with further tasks, imported after the apps.
     pub modules: Vec<String>,
-    /// The interpreter that has the app and `penstock` installed.
+    /// Interpreter that has the app and `penstock` installed.
     pub python: PathBuf,
-    /// Makes the connection to the broker once the app is loaded.
+    /// Creates the connection to the broker once the app is loaded.
     pub connect: Option<Connect>,
-    /// The broker that somebody named for this worker; for the app too, so that its tasks enqueue there. `None`: the
-    /// app says where its broker is.
+    /// URL of the broker that was given for this worker. The app uses it too, so that its tasks enqueue there.
+    /// `None`: the app names its broker.
     pub url: Option<String>,
-    /// Shown to people, in `status` and `job.info()`: [`worker_name`] unless somebody chose one.
+    /// Name for people, in `status` and `job.info()`; [`worker_name`] by default.
     pub name: String,
-    /// Where jobs run, at most one of each kind: see [`WorkerConfig::default_slot`]. In all at most [`MAX_PROCESSES`] and
-    /// [`MAX_SLOTS`].
+    /// Places to run jobs, at most one pool per kind: see [`WorkerConfig::default_slot`]. At most
+    /// [`MAX_PROCESSES`] and [`MAX_SLOTS`] in total.
     pub pools: Vec<PoolConfig>,
-    /// The kind of slot that runs tasks which name none.
+    /// Kind of slot for tasks that name none.
     pub default_slot: SlotKind,
-    /// How many jobs of each kind of slot may wait for others while their slots are lent. `None`: see [`SlotKind::max_parked`].
+    /// Number of jobs per kind of slot that may wait for others while their slots are lent. `None`: see
+    /// [`SlotKind::max_parked`].
     pub max_parked: Option<u32>,
-    /// `None`: every queue that the app's tasks name, and `default`.
+    /// Queues to serve. `None`: `default` and every queue that the app's tasks name.
     pub queues: Option<Vec<String>>,
-    /// End once the queues are empty (see [`crate::run`]).
+    /// Whether to stop once the queues are empty (see [`crate::run`]).
     pub burst: bool,
-    /// How long running jobs may go on after SIGTERM or Ctrl-C before they are handed back.
+    /// Time that running jobs get after SIGTERM or Ctrl-C before they are handed back.
     pub grace: Duration,
     pub recycle: RecycleConfig,
-    /// How long a job may go on after it was stopped, by its limit or by people, before its process is ended.
+    /// Time that a job gets after it was stopped, by its limit or by a person, before its process is killed.
     pub kill_grace: Duration,
     pub memory: MemoryConfig,
-    /// Gives memory back to the system that the allocator of this program keeps: called when nothing has run for a while.
+    /// Returns memory that this program's allocator keeps to the system. Called after a while without jobs.
     pub give_back: fn(),
-    /// How the processes that run jobs log, where the app does not set up logging itself.
+    /// Log settings of the processes that run jobs, used if the app does not configure logging itself.
     pub log: ChildLog,
 }
 
-/// When a process is replaced by another, between two jobs of its; `None`: never. Processes of single use are none of these.
+/// When to replace a process by another, between two of its jobs. `None`: never. Does not apply to processes
+/// for a single job.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RecycleConfig {
-    /// Number of jobs that it has run; it may run some more until another is there.
+    /// Number of jobs after which to replace it. It may run some more until its successor is ready.
     pub max_jobs: Option<u64>,
-    /// Time since its fork, up to a tenth more or less.
+    /// Age at which to replace it, up to a tenth more or less.
     pub max_age: Option<Duration>,
 }
 
-/// Rules about memory. Where the system does not tell what processes have, they are without effect.
+/// Rules about memory. They have no effect on systems that don't report the memory of processes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryConfig {
-    /// Memory of its own that a process may keep when its jobs have ended, in bytes; with more it is replaced. `None`: any.
+    /// Bytes of its own memory that a process may keep once its jobs have ended; above this it is replaced.
+    /// `None`: no limit.
     pub max_per_child: Option<u64>,
     pub limit: MemoryLimit,
 }
 
-/// Memory of a worker, all of its processes together, from which on it starts no job that would need more.
+/// Memory of all the worker's processes together above which it starts no job that would need more.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MemoryLimit {
-    /// 90 % of what the container may have; none outside of a container that has a limit.
+    /// 90 % of the container's limit; none outside a container with a limit.
     #[default]
     Usual,
     Bytes(u64),
-    /// Share of the memory of the machine, or of the container.
+    /// Share of the machine's or the container's memory.
     Percent(u8),
     None,
 }
@@ -86,14 +89,14 @@ pub enum MemoryLimit {
 pub struct PoolConfig {
     pub kind: SlotKind,
     pub processes: u32,
-    /// In each process.
+    /// Number per process.
     pub slots: u32,
-    /// Nobody asked for these: they are there for tasks that need them.
+    /// Whether the pool was not requested, and only starts for tasks that need it.
     pub on_demand: bool,
 }
 
 impl PoolConfig {
-    /// Kinds and numbers of its slots in words, unless each is a process, as everybody expects.
+    /// Describes the kinds and numbers of slots, unless each is a process, which is the normal case.
     pub fn in_words(self) -> Option<String> {
         let (slots, processes) = (self.slots, self.processes);
         match (self.kind, processes) {
@@ -112,18 +115,18 @@ impl PoolConfig {
 /// Kind of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SlotKind {
-    /// A process of its own.
+    /// Separate process.
     Process,
-    /// A thread of a process that has several.
+    /// Thread of a process that has several.
     Thread,
-    /// A place on the event loop of a process.
+    /// Task on the event loop of a process.
     Async,
-    /// A process for each job, which ends with it.
+    /// Process for a single job, which exits with the job.
     Isolated,
 }
 
 impl SlotKind {
-    /// In the word that `@app.task(slot=...)` takes.
+    /// Returns the word that `@app.task(slot=...)` accepts.
     pub fn word(self) -> &'static str {
         match self {
             Self::Process => "process",
@@ -133,8 +136,8 @@ impl SlotKind {
         }
     }
 
-    /// How many jobs in slots of this kind may wait for others while their slots are lent, if nobody says otherwise. Each keeps what
-    /// it has: a process its memory and connections, a thread its stack.
+    /// Returns the default number of jobs in slots of this kind that may wait for others while their slots are
+    /// lent. Each keeps its resources: a process its memory and connections, a thread its stack.
     pub fn max_parked(self, processes: u32) -> u32 {
         match self {
             Self::Process | Self::Isolated => 64 + 8 * processes,
@@ -149,30 +152,30 @@ impl SlotKind {
     }
 }
 
-/// Form of the lines that the loggers of a child write to stderr. An app that configures logging has its own.
+/// Format of the lines that a child's loggers write to stderr. An app that configures logging uses its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChildLog {
-    /// A level of Python's logging. `DEBUG` has a line for each job, `INFO` for retries and failures only.
+    /// Level of Python's logging. `DEBUG` has a line for each job, `INFO` only for retries and failures.
     pub level: &'static str,
-    /// A JSON object a line.
+    /// Whether to write one JSON object per line.
     pub json: bool,
 }
 
-/// More processes than this on one machine help nobody; run a second worker instead.
+/// Maximum number of processes. More on one machine don't help; run a second worker instead.
 pub const MAX_PROCESSES: u32 = 4000;
-/// As many slots of all kinds as a worker can have.
+/// Maximum number of slots of all kinds.
 pub const MAX_SLOTS: u32 = 32_000;
 
-/// As many packets as may be out at once: what a place in a packet can name.
+/// Maximum number of packets that are out at once, because a packet's place has this range.
 pub(crate) const MAX_PLACES: u32 = 1 << 16;
 
-/// The grace of a worker that was told none: within the 30 s that Kubernetes gives a pod.
+/// Default grace period: within the 30 s that Kubernetes gives a pod.
 pub const DEFAULT_GRACE: Duration = Duration::from_secs(25);
 
-/// The kill grace of a worker that was told none.
+/// Default kill grace.
 pub const DEFAULT_KILL_GRACE: Duration = Duration::from_secs(5);
 
-/// `worker@host:pid`.
+/// Returns `worker@host:pid`.
 pub fn worker_name() -> String {
     let host = rustix::system::uname();
     format!(

@@ -1,7 +1,8 @@
-//! A worker without processes: threads of one process take its jobs here, each the next one. Tests of applications
-//! run their jobs so, in the process that enqueued them.
+//! Implements a worker without processes: threads of one process each take the next job here. Tests of
+//! applications run their jobs this way, in the process that enqueued them.
 //!
-//! Which of them waits, what the broker may still send and what runs is kept here; connections are the caller's.
+//! Keeps track of waiting threads, of deliveries that the broker may still send, and of running jobs. The
+//! caller owns the connection.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -11,7 +12,7 @@ use penstock_driver::{DeliverySink, DriverError};
 use penstock_jobs::{DeliveryHead, Outcome, settle};
 use penstock_message::{Delivery, Lease, MessageId, Tx};
 
-/// Jobs on their way from the driver's thread to the threads that take them, and those that were taken.
+/// Jobs on their way from the driver's thread to the threads that take them, and jobs that were taken.
 #[derive(Default)]
 pub struct Desk {
     state: Mutex<State>,
@@ -21,39 +22,39 @@ pub struct Desk {
 #[derive(Default)]
 struct State {
     arrived: VecDeque<Delivery>,
-    /// Taken and not settled, with when that was.
+    /// Jobs that were taken and not settled, with the time at which they were taken.
     running: HashMap<MessageId, (DeliveryHead, Instant)>,
-    /// Deliveries that the broker may still send.
+    /// Number of deliveries that the broker may still send.
     credit: u32,
-    /// Threads that wait for one.
+    /// Number of threads that wait for a job.
     takers: u32,
     stopped: bool,
     failed: Option<DriverError>,
 }
 
-/// Jobs for this desk, by the broker's count.
+/// Number of jobs for this desk, as the broker counts them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Left {
     pub ready: u64,
     pub leased: u64,
 }
 
-/// Outcome of one look for a job.
+/// Outcome of one attempt to take a job.
 #[derive(Debug)]
 pub enum Look {
     Job(Box<Delivery>),
-    /// There is none, and none will come.
+    /// There is no job, and none will come.
     Nothing,
     NotYet,
 }
 
 impl Desk {
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing panics while it holds this, and each change leaves it whole.
+        // No holder of the lock panics, and each change leaves the state consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes that another thread wants a job. Returns the credit that the broker is to be given.
+    /// Notes that another thread wants a job. Returns the credit to give the broker.
     pub fn begin_take(&self) -> u32 {
         let mut state = self.lock();
         state.takers += 1;
@@ -63,8 +64,8 @@ impl Desk {
         add_credit
     }
 
-    /// A thread has its job, or wants none any more. Returns whether the broker's credit is to be withdrawn, as nobody
-    /// waits for what it would send.
+    /// Notes that a thread has its job, or no longer wants one. Returns whether to withdraw the broker's credit
+    /// because no thread waits for more.
     pub fn end_take(&self) -> bool {
         let mut state = self.lock();
         state.takers -= 1;
@@ -75,13 +76,14 @@ impl Desk {
         withdraw
     }
 
-    /// Whether these are all: what the broker counts as leased and is not here is still on its way.
+    /// Whether all jobs have arrived: any job that the broker counts as leased and that is not here is still on
+    /// its way.
     pub fn nothing_is_left(&self, left: Left) -> bool {
         let state = self.lock();
         left.ready == 0 && left.leased <= (state.running.len() + state.arrived.len()) as u64
     }
 
-    /// Takes a job; waits for one so long, unless `none_will_come`.
+    /// Takes a job; waits this long for one, unless `none_will_come`.
     pub fn look(&self, patience: Duration, none_will_come: bool) -> Result<Look, DriverError> {
         let is_quiet = |state: &mut State| {
             let has_news = !state.arrived.is_empty() || state.failed.is_some() || state.stopped;
@@ -109,7 +111,7 @@ impl Desk {
         })
     }
 
-    /// The transaction that settles a job that was taken. `outcome` is given how long it ran, in microseconds.
+    /// Returns the transaction that settles a taken job. `outcome` receives its run time in microseconds.
     /// `None`: no such job was taken, or it was settled.
     pub fn finish(&self, job: MessageId, outcome: impl FnOnce(u64) -> Outcome) -> Option<Tx> {
         let (head, taken_at) = self.lock().running.remove(&job)?;
@@ -117,13 +119,13 @@ impl Desk {
         Some(settle(&head, outcome(cost_us)))
     }
 
-    /// The lease of a job that was taken and is not settled.
+    /// Returns the lease of a job that was taken and not settled.
     pub fn lease(&self, job: MessageId) -> Option<Lease> {
         let state = self.lock();
         state.running.get(&job).map(|(head, _)| head.lease)
     }
 
-    /// Ends every wait, now and later. Returns the transactions that give back what nobody took.
+    /// Ends every wait, now and later. Returns the transactions that hand back jobs that were not taken.
     pub fn stop(&self) -> Vec<Tx> {
         let mut state = self.lock();
         state.stopped = true;
@@ -152,7 +154,7 @@ impl DeliverySink for Desk {
     }
 
     fn leases_kept(&self, kept: &[Lease]) {
-        // What runs goes on, and its outcome is refused if its lease is lost.
+        // Running jobs continue; their outcomes are refused if their leases are lost.
         let is_kept = |delivery: &Delivery| kept.contains(&delivery.lease);
         self.lock().arrived.retain(is_kept);
     }
@@ -224,7 +226,7 @@ mod tests {
         let desk = Desk::default();
         assert_eq!((desk.begin_take(), desk.begin_take()), (1, 1));
         desk.deliver(vec![delivery(1)]);
-        // A third thread: one job is there, one may come, and it needs one more.
+        // With a third thread, one job is there, one may come, and one more is needed.
         assert_eq!(desk.begin_take(), 1);
         assert_eq!(seen(&desk, false), "job 1");
         assert!(!desk.end_take(), "two threads wait, and two may come");
@@ -236,7 +238,7 @@ mod tests {
             seen(&desk, false);
             desk.end_take()
         });
-        // What came when nobody wanted it is there for the next.
+        // A job that came when no thread wanted it is there for the next one.
         desk.deliver(vec![delivery(3)]);
         assert_eq!((desk.begin_take(), seen(&desk, false)), (0, "job 3".into()));
     }
@@ -253,7 +255,7 @@ mod tests {
         check(left(0, 2), false);
         seen(&desk, true);
         check(left(0, 1), true);
-        // What is there goes before the end.
+        // Jobs that are there go before the end.
         desk.deliver(vec![delivery(2)]);
         assert_eq!(seen(&desk, true), "job 2");
         assert_eq!(

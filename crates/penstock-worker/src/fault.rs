@@ -1,11 +1,13 @@
-//! Which of the jobs of a process a fatal signal came from.
+//! Finds the job of a process that caused a fatal signal.
 //!
-//! A process with many slots dies whole, and without more all of its jobs would be charged with the crash. But a fault of the
-//! processor and an `abort` come in the very thread that is at fault. A handler writes the place of that thread's packet
-//! into the shared memory, where the supervisor finds it, and then lets the signal do what it would have done.
+//! A process with many slots dies as a whole, and by default all its jobs would be charged with the crash. But
+//! a processor fault or an `abort` is raised in the thread that caused it. A signal handler writes the place of
+//! that thread's packet into shared memory, where the supervisor finds it. Then it lets the signal do what it
+//! would have done.
 //!
-//! The handler takes no lock, allocates nothing, and reads no thread-local variable, which may be made at its first use: it
-//! looks for its own thread's number in a table. It runs on a stack of its own, since a thread may have used up its own.
+//! The handler takes no lock, allocates nothing, and reads no thread-local variable, which might be created at
+//! its first use. It looks up its thread's number in a table. It runs on its own stack, since the thread may
+//! have exhausted the normal one.
 
 use std::io;
 use std::mem::zeroed;
@@ -13,7 +15,7 @@ use std::ptr::{null, null_mut};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
-/// The signals that come in the thread which is to blame.
+/// Signals that are raised in the thread that caused them.
 const FATAL: [i32; 5] = [
     libc::SIGSEGV,
     libc::SIGBUS,
@@ -22,10 +24,10 @@ const FATAL: [i32; 5] = [
     libc::SIGABRT,
 ];
 
-/// More than any handler below needs; a page is used only where something is written to it.
+/// Larger than any handler below needs; only written pages are used.
 const STACK_BYTES: usize = 64 * 1024;
 
-/// A slot's thread, and the place of the packet whose job it runs plus one; 0: none.
+/// Thread of a slot, and the place of the packet whose job it runs plus one; 0 if none.
 #[derive(Default)]
 struct Entry {
     thread: AtomicI32,
@@ -33,26 +35,26 @@ struct Entry {
 }
 
 struct Table {
-    /// The word in the shared memory: the guilty place plus one.
+    /// Word in shared memory: the guilty place plus one.
     fault: &'static AtomicU64,
     entries: Vec<Entry>,
     before: [libc::sigaction; FATAL.len()],
 }
 
-// SAFETY: `sigaction` has pointers to code only.
+// SAFETY: `sigaction` only contains pointers to code.
 unsafe impl Send for Table {}
 // SAFETY: as above.
 unsafe impl Sync for Table {}
 
 static TABLE: OnceLock<Table> = OnceLock::new();
 
-/// Has fatal signals of the threads that [`watch_thread`] names write to `fault` from here on.
+/// Makes fatal signals of the threads that [`watch_thread`] registers write to `fault` from now on.
 pub fn install(fault: &'static AtomicU64, slots: usize) -> io::Result<()> {
     let mut before: [libc::sigaction; FATAL.len()] =
         // SAFETY: all zeros is a valid `sigaction`.
         unsafe { zeroed() };
     for (signal, before) in std::iter::zip(FATAL, &mut before) {
-        // SAFETY: with no new action given, the old one is only told.
+        // SAFETY: without a new action, the call only returns the old one.
         if unsafe { libc::sigaction(signal, null(), before) } != 0 {
             return Err(io::Error::last_os_error());
         }
@@ -66,7 +68,7 @@ pub fn install(fault: &'static AtomicU64, slots: usize) -> io::Result<()> {
         return Err(io::Error::other("a process is one child only"));
     }
     for signal in FATAL {
-        // SAFETY: the handler does only what a handler may.
+        // SAFETY: the handler only does what a handler may.
         let set = unsafe {
             let mut action: libc::sigaction = zeroed();
             action.sa_sigaction = handle as *const () as usize;
@@ -81,16 +83,17 @@ pub fn install(fault: &'static AtomicU64, slots: usize) -> io::Result<()> {
 }
 
 fn own_thread() -> i32 {
-    // SAFETY: it has no arguments and always succeeds.
+    // SAFETY: it takes no arguments and always succeeds.
     unsafe { libc::syscall(libc::SYS_gettid) as i32 }
 }
 
-/// The calling thread is this slot's, and gets a stack for the handler.
+/// Registers the calling thread as this slot's, and gives it a stack for the handler.
 pub fn watch_thread(slot: usize) -> io::Result<()> {
     let Some(entry) = TABLE.get().and_then(|table| table.entries.get(slot)) else {
         return Ok(());
     };
-    // SAFETY: a fresh private mapping aliases nothing. It stays as long as the process: the thread may end at any time.
+    // SAFETY: a fresh private mapping aliases nothing. It stays as long as the process, because the thread may
+    // end at any time.
     unsafe {
         let start = libc::mmap(
             null_mut(),
@@ -117,7 +120,7 @@ pub fn watch_thread(slot: usize) -> io::Result<()> {
     Ok(())
 }
 
-/// The slot's thread runs a job of the packet at this place, or none.
+/// Notes that the slot's thread runs a job of the packet at this place, or none.
 pub fn set_place(slot: usize, place: Option<u16>) {
     if let Some(entry) = TABLE.get().and_then(|table| table.entries.get(slot)) {
         let place = place.map_or(0, |place| u32::from(place) + 1);
@@ -130,13 +133,13 @@ extern "C" fn handle(signal: i32, info: *mut libc::siginfo_t, context: *mut libc
         return;
     };
     let thread = own_thread();
-    // SAFETY: the system gives it to a handler that asks for it, and these signals have these fields.
+    // SAFETY: the system passes it to a handler that asks for it, and these signals have these fields.
     let is_own = unsafe { (*info).si_code > 0 || (*info).si_pid() == libc::getpid() };
     let own = |entry: &&Entry| entry.thread.load(Ordering::Acquire) == thread;
-    // One that another process has sent is nobody's fault here.
+    // A signal from another process is not the fault of a job here.
     if is_own && let Some(entry) = table.entries.iter().find(own) {
         let place = u64::from(entry.place.load(Ordering::Relaxed));
-        // The first is the cause.
+        // The first signal is the cause.
         let _ = table
             .fault
             .compare_exchange(0, place, Ordering::AcqRel, Ordering::Relaxed);
@@ -145,8 +148,8 @@ extern "C" fn handle(signal: i32, info: *mut libc::siginfo_t, context: *mut libc
         return;
     };
     let before = &table.before[at];
-    // SAFETY: what was set before is called as the system would have called it; and `sigaction` and `raise` may be called
-    // in handlers.
+    // SAFETY: calls the previous handler as the system would have. `sigaction` and `raise` may be called in
+    // handlers.
     unsafe {
         match before.sa_sigaction {
             libc::SIG_DFL | libc::SIG_IGN => {

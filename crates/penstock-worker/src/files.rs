@@ -1,12 +1,12 @@
-//! The limit of open files, and errors of a system that is short of something.
+//! Raises the limit of open files, and recognises errors of a system that is short of resources.
 
 use std::io;
 
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Lets this process open as many files as the system allows it. Returns the limit from before, which is for
-/// the processes that run jobs: programs of theirs may rely on it.
+/// Raises this process's limit of open files to the maximum. Returns the previous limit, for the processes that
+/// run jobs: programs may rely on it.
 pub fn raise_limit() -> Rlimit {
     let before = getrlimit(Resource::Nofile);
     let raised = Rlimit {
@@ -19,7 +19,7 @@ pub fn raise_limit() -> Rlimit {
     before
 }
 
-/// Descriptors, memory or processes have run out: this passes, so it ends nothing.
+/// Whether descriptors, memory or processes have run out. This passes, so it must not stop anything.
 pub fn is_shortage(error: &io::Error) -> bool {
     let number = error.raw_os_error().map(Errno::from_raw_os_error);
     matches!(

@@ -1,12 +1,12 @@
-//! Time limits of running jobs: what is due when. The supervisor keeps them, since whatever runs a job may be stuck.
+//! Tracks the time limits of running jobs. The supervisor does this because the process of a job may hang.
 //!
 //! ```text
 //!     began ──── soft limit ──────── limit ────────── + kill grace
 //!                Order::Soft         Order::Hard      the process is killed, or evicted
 //! ```
 //!
-//! A job without limits costs nothing here. One with limits is looked at when the first of them can be over at the
-//! earliest, and not before: nobody has to tell when it begins.
+//! A job without limits costs nothing here. A job with limits is first checked when the earliest of them can
+//! have passed, so nothing needs to report its start.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -16,12 +16,12 @@ use penstock_message::Message;
 
 use crate::order::Order;
 
-/// A signal may come when its order can't be carried out: the job is at an import, or keeps orders off. So it is repeated,
-/// after longer and longer pauses.
+/// A signal may arrive while its order can't be carried out: the job is importing, or shields itself. So it is
+/// repeated, at growing intervals.
 const FIRST_REPEAT: Duration = Duration::from_millis(50);
 const LAST_REPEAT: Duration = Duration::from_secs(5);
 
-/// How long an attempt may run.
+/// Maximum time of an attempt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
     pub soft: Option<Duration>,
@@ -39,7 +39,7 @@ impl Limits {
         }
     }
 
-    /// The limit that is over first.
+    /// Returns the limit that passes first.
     pub fn first(self) -> Option<Duration> {
         self.soft.into_iter().chain(self.hard).min()
     }
@@ -52,11 +52,11 @@ pub struct Ordered {
     pub order: Order,
     repeat_at: Instant,
     pause: Duration,
-    /// By then the job must have ended.
+    /// Time by which the job must have ended.
     end_by: Option<Instant>,
-    /// Whether it had not, so its process is to end.
+    /// Whether the job missed it, so that its process is to be killed.
     pub is_condemned: bool,
-    /// Whether it is to be killed at once.
+    /// Whether to kill it at once.
     pub is_hastened: bool,
 }
 
@@ -64,11 +64,11 @@ pub struct Ordered {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     Nothing,
-    /// Its order is to be written.
+    /// Write its order.
     Give(Order),
-    /// Its child is to be reminded of the order.
+    /// Remind its child of the order.
     Remind,
-    /// The job has not ended in time.
+    /// The job did not end in time.
     Condemn,
 }
 
@@ -85,7 +85,7 @@ impl Ordered {
         }
     }
 
-    /// Leaves it no more time.
+    /// Cancels the remaining time.
     pub fn hasten(&mut self, now: Instant) {
         if !planted!("kill-after-the-grace") {
             self.end_by = Some(now);
@@ -93,7 +93,7 @@ impl Ordered {
         self.is_hastened = true;
     }
 
-    /// The same job is ordered more.
+    /// Escalates the order to the same job.
     pub fn raise(&mut self, order: Order, now: Instant, grace: Duration) {
         let end_by = self.end_by;
         *self = Self {
@@ -101,7 +101,7 @@ impl Ordered {
             is_hastened: self.is_hastened,
             ..Self::new(self.index, order, now, grace)
         };
-        // A job that was cancelled has no longer, because its limit is over too.
+        // A cancelled job doesn't get more time because its limit has passed too.
         if !planted!("cancel-gains-time") {
             self.end_by = end_by.or(self.end_by);
         }
@@ -113,7 +113,8 @@ impl Ordered {
     }
 }
 
-/// Decides about a job that has run for so long. Returns when to look again, too; `None`: nothing more can come.
+/// Decides about a job that has run for this long. Also returns when to check again; `None` if nothing more can
+/// happen.
 pub fn step(
     limits: Limits,
     age: Duration,
@@ -151,7 +152,7 @@ pub fn step(
         if end_by <= now {
             ordered.is_condemned = true;
             step = Step::Condemn;
-            // Whether it was possible to evict its process is not known here.
+            // This code does not know whether its process could be evicted.
             next.push(now + LAST_REPEAT);
         } else {
             next.push(end_by);
@@ -160,17 +161,17 @@ pub fn step(
     (step, next.into_iter().min())
 }
 
-/// When to look at which place, each once.
+/// Times to check each place, at most one per place.
 #[derive(Default)]
 pub struct Alarms {
-    /// By place, as far as places were ever named.
+    /// By place, for all places used so far.
     at: Vec<Option<Instant>>,
     queue: BTreeSet<(Instant, u32)>,
 }
 
 impl Alarms {
-    /// Has the place looked at by then at the latest. An earlier time that is set stays: what it was for may have ended,
-    /// and to look in vain is cheaper than to take each of them back.
+    /// Schedules a check of the place by this time. An earlier time stays. Its reason may be gone, but a
+    /// useless check is cheaper than cancelling each of them.
     pub fn by(&mut self, place: usize, at: Instant) {
         if self.at.len() <= place {
             self.at.resize(place + 1, None);
@@ -188,7 +189,7 @@ impl Alarms {
         self.queue.first().map(|(at, _)| *at)
     }
 
-    /// A place that is to be looked at now.
+    /// Returns a place whose check is due.
     pub fn pop(&mut self, now: Instant) -> Option<usize> {
         let (at, place) = *self.queue.first()?;
         if at > now {
@@ -210,7 +211,7 @@ pub(crate) mod tests {
         Duration::from_millis(ms)
     }
 
-    /// Follows a job that never ends, in the words of its steps and when they come, until it is condemned.
+    /// Follows a job that never ends, recording its steps and their times, until it is condemned.
     fn followed(limits: Limits, hears: bool, until_ms: u64) -> String {
         let start = Instant::now();
         let mut ordered: Option<Ordered> = None;
@@ -261,7 +262,7 @@ pub(crate) mod tests {
             true,
             "Soft 100, Hard 300, condemn 5300",
         );
-        // One that can't be interrupted is reminded, ever less often.
+        // A job that can't be interrupted is reminded at growing intervals.
         let reminded: Vec<String> = [150, 250, 450, 850, 1650, 3250]
             .map(|at| format!("remind {at}"))
             .to_vec();

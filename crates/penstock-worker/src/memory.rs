@@ -1,5 +1,5 @@
-//! The memory of processes, as the kernel counts it, and what the kernel killed for a lack of it. Linux alone tells: elsewhere
-//! nothing is known, and each function says so.
+//! Reads the memory of processes as the kernel counts it, and the processes it killed for lack of memory. Only
+//! Linux reports these. Elsewhere every function reports that nothing is known.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,11 +9,11 @@ use penstock_faults::planted;
 /// Memory of a process, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Figures {
-    /// Anonymous memory: pages of files can be dropped at any time, so they are left out.
+    /// Anonymous memory. Pages of files can be dropped at any time, so they don't count.
     pub anonymous: u64,
-    /// All of its pages in memory, those that it shares with others among them.
+    /// All resident pages, including shared ones.
     pub resident: u64,
-    /// The most of these since the process began, or since [`forget_peak`].
+    /// Maximum of the resident pages since the process began, or since [`forget_peak`].
     pub peak: u64,
 }
 
@@ -26,8 +26,8 @@ impl Figures {
         Self::read("/proc/self/status")
     }
 
-    /// Takes some 20 µs. A sum that tells what processes share (`smaps_rollup`) takes 2.6 ms for a heap of 200 MB, and the
-    /// process can't get memory meanwhile.
+    /// Takes some 20 µs. A sum that also shows what processes share (`smaps_rollup`) takes 2.6 ms for a heap of
+    /// 200 MB, and the process can't allocate meanwhile.
     fn read(file: &str) -> Option<Self> {
         let text = fs::read_to_string(file).ok()?;
         let named = |name| kilobytes(&text, name);
@@ -38,13 +38,13 @@ impl Figures {
         })
     }
 
-    /// The most anonymous memory since then: its files' pages are taken to be as many as now.
+    /// Returns the maximum anonymous memory since then, assuming as many file pages as now.
     pub fn anonymous_peak(self) -> u64 {
         (self.peak + self.anonymous).saturating_sub(self.resident)
     }
 }
 
-/// Whether this system tells what memory processes have.
+/// Whether this system reports the memory of processes.
 pub fn knows_memory() -> bool {
     Figures::of_this_process().is_some()
 }
@@ -55,13 +55,13 @@ fn kilobytes(text: &str, name: &str) -> Option<u64> {
     Some(count << 10)
 }
 
-/// Has the kernel measure the peak of a process from now on.
+/// Makes the kernel measure the peak of a process from now on.
 pub fn forget_peak(pid: i32) {
-    // Where this is refused, its peak is that of all its jobs.
+    // If this is refused, the peak covers all jobs of the process.
     let _ = fs::write(format!("/proc/{pid}/clear_refs"), "5");
 }
 
-/// The control group of this process that accounts for memory, and the version of such groups.
+/// Control group that accounts for this process's memory, and its cgroup version.
 #[derive(Clone, Debug)]
 struct Group {
     directory: PathBuf,
@@ -82,7 +82,7 @@ impl Group {
                 is_it.then(|| fields.next())?
             })?;
             let group = Path::new(root).join(path.trim_start_matches('/'));
-            // In a container, its own group is the root of what it sees.
+            // In a container, the process's own group is the root of the visible tree.
             let mut places = group.ancestors().take_while(|at| at.starts_with(root));
             let directory = places.find(|at| at.join(file).exists())?.to_owned();
             Some(Self {
@@ -96,7 +96,7 @@ impl Group {
             .or_else(|| found("", "/sys/fs/cgroup", false, "memory.events"))
     }
 
-    /// The smallest limit of this group and those around it.
+    /// Returns the smallest limit of this group and its ancestors.
     fn limit(&self) -> Option<u64> {
         let file = match self.is_v1 {
             true => "memory.limit_in_bytes",
@@ -108,11 +108,11 @@ impl Group {
         limits.filter_map(|text| text.trim().parse().ok()).min()
     }
 
-    /// How many of its processes the kernel has killed for a lack of memory.
+    /// Returns the number of processes that the kernel has killed for lack of memory.
     fn kills(&self) -> Option<u64> {
         let files: &[&str] = match self.is_v1 {
             true => &["memory.oom_control"],
-            // The first is of this group alone, and new with Linux 5.2.
+            // The first counts this group alone, and needs Linux 5.2.
             false => &["memory.events.local", "memory.events"],
         };
         let mut texts = files
@@ -122,7 +122,7 @@ impl Group {
     }
 }
 
-/// Reads `oom_kill 3` in a list of the kernel's.
+/// Reads `oom_kill 3` from one of the kernel's lists.
 fn count_of_kills(text: &str) -> Option<u64> {
     let mut counts = text
         .lines()
@@ -130,14 +130,14 @@ fn count_of_kills(text: &str) -> Option<u64> {
     counts.next()?.trim().parse().ok()
 }
 
-/// Memory of this machine, or of the container that this process is in.
+/// Returns the memory of this machine, or of the container of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Room {
     pub bytes: u64,
     pub is_container: bool,
 }
 
-/// Memory of this machine or container, and the kernel's kills for a lack of it.
+/// Memory of this machine or container, and the kernel's kills for lack of it.
 #[derive(Debug)]
 pub struct Host {
     group: Option<Group>,
@@ -161,36 +161,38 @@ impl Host {
         })
     }
 
-    /// Number of processes that the kernel has killed for a lack of memory, of this group or, where that can't be had, of
-    /// the machine.
+    /// Returns the number of processes that the kernel has killed for lack of memory: in this group or, if that
+    /// is unknown, on the machine.
     pub fn kills(&self) -> Option<u64> {
         let of_group = self.group.as_ref().and_then(Group::kills);
         of_group.or_else(|| count_of_kills(&fs::read_to_string("/proc/vmstat").ok()?))
     }
 }
 
-/// Tells deaths for a lack of memory from others: each rise of the kernel's count explains one death, and one that is long
-/// past explains none.
+/// Distinguishes deaths for lack of memory from others. Each rise of the kernel's count explains one death, and
+/// a rise that is long past explains none.
 #[derive(Debug, Default)]
 pub struct Kills {
-    /// The count that nothing since is explained by; the one at the last look, which will be that.
+    /// Count up to which rises have explained deaths; and the count of the last look, which becomes that.
     known: Option<u64>,
     looked: Option<u64>,
 }
 
 impl Kills {
-    /// To be called each second. A death may be told a while after the count has risen, so a rise counts for one look more.
+    /// Takes another look, each second. A death may be reported some time after the count rises, so a rise
+    /// counts for one more look.
     pub fn look(&mut self, count: Option<u64>) {
         self.known = self.looked.max(self.known);
         self.looked = count;
     }
 
-    /// Looking begins, or begins again.
+    /// Starts to look, or starts again.
     pub fn begin(&mut self, count: Option<u64>) {
         (self.known, self.looked) = (count, count);
     }
 
-    /// A process was killed, with the count at this now: whether the kernel did it for a lack of memory. `None`: nobody knows.
+    /// Decides whether the kernel killed a process for lack of memory, given the present count. `None`:
+    /// unknown.
     pub fn explain(&mut self, count: Option<u64>) -> Option<bool> {
         let (known, count) = (self.known?, count?);
         let is_explained = count > known;
@@ -201,7 +203,7 @@ impl Kills {
     }
 }
 
-/// `430 MiB`, `1.5 GiB`.
+/// Formats a size: `430 MiB`, `1.5 GiB`.
 pub fn in_words(bytes: u64) -> String {
     const MIB: u64 = 1 << 20;
     match bytes / MIB {
@@ -211,31 +213,32 @@ pub fn in_words(bytes: u64) -> String {
     }
 }
 
-/// Added to the supervisor's own `oom_score_adj`: the kernel is to kill a process that runs jobs first, and the supervisor last.
+/// Added to the supervisor's own `oom_score_adj`: the kernel should kill a process that runs jobs first, and
+/// the supervisor last.
 pub const ZYGOTE_SCORE: i32 = 100;
 const CHILD_SCORE: i32 = 300;
 
-/// The number for a process that counts so much more than this one.
+/// Returns the value for a process with this much more weight than the supervisor.
 pub fn score_above(more: i32) -> Option<i32> {
     let own = fs::read_to_string("/proc/self/oom_score_adj").ok()?;
     Some((own.trim().parse::<i32>().ok()? + more).min(1000))
 }
 
-/// Offers this process, a fork of the zygote, to a kernel that is short of memory. Whatever the system says to that.
+/// Offers this process, a fork of the zygote, to a kernel that is short of memory. Ignores errors.
 pub fn offer_to_kernel() {
     if let Some(score) = score_above(CHILD_SCORE - ZYGOTE_SCORE) {
         let _ = fs::write("/proc/self/oom_score_adj", score.to_string());
     }
 }
 
-/// Gives memory that was freed, and that the allocator keeps, back to the system.
+/// Returns freed memory that the allocator keeps to the system.
 pub fn trim() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {
         unsafe extern "C" {
             fn malloc_trim(kept: usize) -> std::ffi::c_int;
         }
-        // SAFETY: it is one of glibc's functions, which any thread may call at any time.
+        // SAFETY: it is a glibc function that any thread may call at any time.
         unsafe {
             malloc_trim(0);
         }
@@ -268,12 +271,12 @@ pub(crate) mod tests {
         assert_eq!(kills.explain(Some(7)), Some(false));
         assert_eq!(kills.explain(Some(8)), Some(true));
         assert_eq!(kills.explain(Some(8)), Some(false), "another's");
-        // The count was seen before the death was heard of.
+        // The count rose before the death was reported.
         kills.look(Some(9));
         assert_eq!(kills.explain(Some(9)), Some(true));
         kills.look(Some(9));
         assert_eq!(kills.explain(Some(9)), Some(false));
-        // Something that a job has started, perhaps.
+        // A program that a job started, perhaps.
         kills.look(Some(10));
         kills.look(Some(10));
         assert_eq!(kills.explain(Some(10)), Some(false));

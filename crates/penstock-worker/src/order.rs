@@ -1,4 +1,4 @@
-//! Orders to running jobs: what a supervisor can ask of one, and the word in which it does.
+//! Encodes orders to running jobs: the supervisor's request, as one word of shared memory.
 //!
 //! ```text
 //!      63          32 31       22 21                  2 1    0
@@ -7,20 +7,20 @@
 //!     └──────────────┴───────────┴─────────────────────┴──────┘
 //! ```
 //!
-//! The word names the job: the packet's sequence number and the job's index in it. So an order to a job that has ended
-//! meanwhile is for nobody, however late its child reads it.
+//! The word names the job by its packet's sequence number and its index in the packet. So an order to a job
+//! that has ended reaches no other job, however late the child reads it.
 
 use penstock_faults::planted;
 
-/// An order to a running job; each outdoes those before it.
+/// Order to a running job; each overrides those before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Order {
-    /// The soft limit is over: the job may wind up.
+    /// The soft limit has passed: the job may clean up.
     Soft = 1,
     /// The job was cancelled.
     Cancel = 2,
-    /// The time is over.
+    /// The time limit has passed.
     Hard = 3,
 }
 
@@ -35,7 +35,7 @@ impl Order {
     }
 }
 
-/// A job of a packet that is out.
+/// Job of a packet that is out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JobAt {
     pub sequence: u32,
@@ -43,13 +43,13 @@ pub struct JobAt {
 }
 
 impl JobAt {
-    /// The word of an order to this job; `None`: of no order.
+    /// Returns the word of an order to this job; `None` encodes no order.
     pub fn word(self, order: Option<Order>) -> u64 {
         let what = order.map_or(0, |order| order as u64);
         u64::from(self.sequence) << 32 | (self.index as u64 & 0x3ff) << 22 | what
     }
 
-    /// Returns the order in a word, if it is about this job.
+    /// Returns the order in a word, if it addresses this job.
     pub fn order_in(self, word: u64) -> Option<Order> {
         let is_about_it = match planted!("order-without-index") {
             true => (word >> 32) as u32 == self.sequence,

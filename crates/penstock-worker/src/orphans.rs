@@ -1,9 +1,9 @@
-//! Processes that jobs have started and left behind.
+//! Finds and ends processes that jobs have started and left behind.
 //!
-//! What a job starts is in the process group of the child that runs it, and the zygote ends the group with the child. A
-//! process that has left the group stays in the worker's tree: when its parent dies it comes to the zygote, and when
-//! that has died to the supervisor. It ends with the worker, unless it has a session of its own. That is how programs
-//! say that they want to outlive their starter, and what a local broker does.
+//! A process that a job starts is in the process group of the job's child, and the zygote ends the group with
+//! the child. A process that left the group stays in the worker's tree. When its parent dies it is adopted by
+//! the zygote, or by the supervisor if that has died too. It ends with the worker, unless it has its own
+//! session. Programs create a session to outlive their starter, as a local broker does.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -15,16 +15,16 @@ use rustix::process::{
     Pid, PidfdFlags, Signal, WaitOptions, getpid, pidfd_open, pidfd_send_signal, waitpid,
 };
 
-/// Time for the kernel to end a process. One that waits for a dead disk is left to it after that.
+/// Time that the kernel gets to end a process. A process that waits for a dead disk is then left to it.
 const END_WITHIN: Duration = Duration::from_secs(1);
 
-/// The tree of this process, of which all but what was there before belongs to its jobs.
+/// Tree of this process. Everything in it belongs to jobs, except the processes that were there at the start.
 pub struct Orphans {
-    /// A shell may have started them before it became this program.
+    /// A shell may have started these before it became this program.
     strangers: HashSet<i32>,
 }
 
-/// A process, by what `/proc` says of it.
+/// Process, as `/proc` describes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Entry {
     parent: i32,
@@ -33,7 +33,7 @@ struct Entry {
 }
 
 impl Orphans {
-    /// From here on this process is the parent of those in its tree that have lost theirs.
+    /// Makes this process the parent of all orphans in its tree from now on.
     pub fn adopt() -> Self {
         become_subreaper();
         let me = getpid().as_raw_nonzero().get();
@@ -44,7 +44,8 @@ impl Orphans {
         }
     }
 
-    /// Asks what is left to end, and ends it when it has not within this time. Returns how many had to be killed.
+    /// Asks the remaining processes to end, and kills those that have not within this time. Returns the number
+    /// of kills.
     pub fn end(&self, patience: Duration) -> usize {
         let left = self.left();
         for (_, process) in &left {
@@ -54,7 +55,7 @@ impl Orphans {
         self.kill()
     }
 
-    /// Kills what is left, and what that leaves. Returns how many there were.
+    /// Kills the remaining processes and their descendants. Returns how many there were.
     pub fn kill(&self) -> usize {
         let give_up_at = Instant::now() + END_WITHIN;
         let mut killed = HashSet::new();
@@ -73,13 +74,13 @@ impl Orphans {
         }
     }
 
-    /// The living processes that are to end with this one.
+    /// Returns the living processes that must end with this one.
     fn left(&self) -> Vec<(i32, OwnedFd)> {
         let me = getpid().as_raw_nonzero().get();
         let found = of_tree(&processes(), me, &self.strangers);
         let opened = found.into_iter().filter_map(|(pid, entry)| {
             let process = pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()?;
-            // Still the one that was meant: the number of one that ended meanwhile may be another's by now.
+            // Check that it is still the same process: the number may have been reused.
             (read_entry(pid)? == entry).then_some((pid, process))
         });
         opened.collect()
@@ -93,7 +94,7 @@ fn become_subreaper() {
     }
 }
 
-/// Returns the living processes below `root` in its session, without strangers and the processes below them.
+/// Returns the living processes below `root` in its session, without strangers and their descendants.
 fn of_tree(all: &HashMap<i32, Entry>, root: i32, strangers: &HashSet<i32>) -> Vec<(i32, Entry)> {
     let Some(session) = all.get(&root).map(|entry| entry.session) else {
         return Vec::new();
@@ -119,7 +120,7 @@ fn of_tree(all: &HashMap<i32, Entry>, root: i32, strangers: &HashSet<i32>) -> Ve
     found
 }
 
-/// All that this process may see; none where there is no `/proc`.
+/// Returns all processes visible to this one; none without `/proc`.
 fn processes() -> HashMap<i32, Entry> {
     let Ok(listing) = fs::read_dir("/proc") else {
         return HashMap::new();
@@ -134,7 +135,7 @@ fn read_entry(pid: i32) -> Option<Entry> {
     parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
-/// `PID (NAME) STATE PARENT GROUP SESSION ...`, where the name may hold spaces and parentheses.
+/// Parses `PID (NAME) STATE PARENT GROUP SESSION ...`, where the name may contain spaces and parentheses.
 fn parse(stat: &str) -> Option<Entry> {
     let (_, rest) = stat.rsplit_once(')')?;
     let mut words = rest.split_ascii_whitespace();
@@ -148,7 +149,7 @@ fn parse(stat: &str) -> Option<Entry> {
     })
 }
 
-/// Waits until all have ended, at most so long.
+/// Waits until all have ended, up to this time.
 fn wait_for(processes: impl Iterator<Item = OwnedFd>, patience: Duration) {
     let until = Instant::now() + patience;
     for process in processes {
@@ -162,7 +163,7 @@ fn wait_for(processes: impl Iterator<Item = OwnedFd>, patience: Duration) {
     }
 }
 
-/// Waits for every child of this process that has ended, up to the one that somebody else waits for.
+/// Waits for every child of this process that has ended, up to one that other code waits for.
 pub fn reap(other: Option<Pid>) {
     while let Some(pid) = ended_child()
         && Some(pid) != other
@@ -171,10 +172,10 @@ pub fn reap(other: Option<Pid>) {
     }
 }
 
-/// A child that has ended; its number stays its own until it is waited for.
+/// Returns a child that has ended; its number stays reserved until it is waited for.
 fn ended_child() -> Option<Pid> {
     let options = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
-    // SAFETY: all zeros is a valid `siginfo_t`, which is this function's own and written by nothing but the call.
+    // SAFETY: all zeros is a valid `siginfo_t`. It belongs to this function, and only the call writes to it.
     let pid = unsafe {
         let mut ended: libc::siginfo_t = std::mem::zeroed();
         match libc::waitid(libc::P_ALL, 0, &mut ended, options) {

@@ -1,9 +1,8 @@
-//! What a process has printed and not written yet.
+//! Flushes output that a process printed and has not written yet.
 
-/// Writes out what C code has printed and the C library still holds, as `exit` would. A process that leaves by `_exit`
-/// loses it.
+/// Flushes the C library's output buffers, as `exit` would. A process that exits by `_exit` loses them.
 pub fn flush_c_output() {
-    // SAFETY: all open streams; each has a lock of its own.
+    // SAFETY: flushes all open streams; each has its own lock.
     unsafe {
         libc::fflush(std::ptr::null_mut());
     }

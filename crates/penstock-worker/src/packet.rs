@@ -1,4 +1,5 @@
-//! The bytes between a supervisor and its children, who are always of one build: no versions here.
+//! Defines the bytes between a supervisor and its children. Both always come from one build, so there are no
+//! versions here.
 //!
 //! ```text
 //!     packet    sequence u32, place u16, jobs u16, payload u32, in_file u8, task u16 + bytes, payload
@@ -18,19 +19,19 @@
 //!               sequence u32, place u16, index u16, kind u8, 8 unused, body (the rest)
 //! ```
 //!
-//! All numbers are little-endian. A packet is one message on the shared socket; where its payload is
-//! too large for that it is in a file whose descriptor comes with the message.
+//! All numbers are little-endian. A packet is one message on the shared socket. If its payload is too large for
+//! that, it is in a file whose descriptor comes with the message.
 
 use bytes::Bytes;
 use penstock_message::{Delivery, Extras, Failure, InputShape, Op, Progress, Retries, Tx};
 use penstock_wire::proto;
 use prost::Message as _;
 
-/// Payloads up to this size go through the socket itself, whose buffer holds about 200 KB.
+/// Size up to which payloads go through the socket itself, whose buffer holds about 200 KB.
 pub const INLINE_PAYLOAD_BYTES: usize = 48 * 1024;
-/// No message on the shared socket is longer: header, the longest task name, payload.
+/// Maximum size of a message on the shared socket: header, longest task name, payload.
 pub const MAX_PACKET_BYTES: usize = INLINE_PAYLOAD_BYTES + 23 + u16::MAX as usize;
-/// An outcome larger than this is nonsense: results are limited long before.
+/// Maximum size of an outcome. Results are limited long before.
 const MAX_FRAME_BYTES: usize = 64 << 20;
 
 /// Header of a packet, before its payload.
@@ -40,7 +41,7 @@ pub struct PacketHeader<'a> {
     pub place: u16,
     pub jobs: u16,
     pub payload_bytes: u32,
-    /// The payload is in the file that comes with the packet.
+    /// Whether the payload is in the file that comes with the packet.
     pub in_file: bool,
     pub task: &'a str,
 }
@@ -57,7 +58,7 @@ impl PacketHeader<'_> {
     }
 }
 
-/// How many bytes a job takes in a payload.
+/// Returns the number of bytes that a job takes in a payload.
 pub fn job_bytes(delivery: &Delivery) -> usize {
     let message = &delivery.message;
     let notes: usize = message.notes.iter().map(|note| 4 + note.len()).sum();
@@ -74,7 +75,7 @@ const LIMITS: u8 = 16;
 const INPUTS: u8 = 32;
 const WORKFLOW: u8 = 64;
 
-/// Which of the extras are for a child, and there.
+/// Returns the flags of the job's extras that a child needs.
 fn extras_flags(extras: &Extras, inputs: &[u8]) -> u8 {
     let retried = extras.generation > 0 || extras.attempts_before > 0;
     let retries = match &extras.retries {
@@ -184,7 +185,7 @@ pub fn encode_job(delivery: &Delivery, out: &mut Vec<u8>) {
     out.extend_from_slice(&message.body);
 }
 
-/// A job as a child sees it.
+/// Job as a child sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JobView<'a> {
     pub id: [u8; 16],
@@ -193,14 +194,14 @@ pub struct JobView<'a> {
     pub redelivered: bool,
     pub wants_result: bool,
     pub enqueued_at_ms: u64,
-    /// `None`: it has not failed for good before.
+    /// Earlier failures; `None` if it has never failed for good.
     pub retried: Option<Retried>,
-    /// How often it is retried, where the call says otherwise than its task.
+    /// Retries, if the call overrides its task.
     pub retries: Option<Retries>,
     pub headers: Vec<(&'a str, &'a [u8])>,
     pub timeout_ms: Option<u64>,
     pub soft_timeout_ms: Option<u64>,
-    /// Values of the join that are its inputs, as `GivenValues` reads them, and their shape.
+    /// Input values of the job, from the join, as `GivenValues` reads them, and their shape.
     pub inputs: Option<(InputShape, &'a [u8])>,
     pub workflow: Option<[u8; 16]>,
     /// Time at which the workflow is cancelled.
@@ -209,33 +210,33 @@ pub struct JobView<'a> {
     pub body: &'a [u8],
 }
 
-/// Flag of a job that was retried after it had failed for good.
+/// Part of a job that was retried after it had failed for good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retried {
-    /// How often.
+    /// Number of such retries.
     pub generation: u32,
-    /// Attempts up to then; its task's retries are counted from there.
+    /// Attempts before that; retries are counted from there.
     pub attempts_before: u32,
 }
 
-/// How a job ended, in a child's words.
+/// Kind of a job's outcome, as a child reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
     Succeeded = 0,
     Retry = 1,
     Failed = 2,
-    /// Did not run to its end, and burns no attempt.
+    /// Did not run to its end; does not count as an attempt.
     GivenBack = 3,
-    /// Has arguments of another version of the task: tried again later, and burns no attempt.
+    /// Has arguments of another version of the task: tried again later; does not count as an attempt.
     Deferred = 4,
-    /// Lost its slot, while its process lives on. The note says in UTF-8 how that came.
+    /// Lost its slot while its process lives on. The note says how, in UTF-8.
     Lost = 5,
-    /// Was cancelled while it ran. The note says why in UTF-8, if anybody has said.
+    /// Was cancelled while it ran. The note has the reason, if any, in UTF-8.
     Cancelled = 6,
-    /// Returned steps that take its place. The note has them, see [`encode_steps`].
+    /// Returned steps that replace it. The note has them, see [`encode_steps`].
     Replaced = 7,
-    /// Succeeded, and other jobs come with it, which the note has.
+    /// Succeeded, and enqueues further jobs, which the note has.
     Spawned = 8,
 }
 
@@ -261,14 +262,14 @@ pub fn encode_steps(steps: Vec<Op>) -> Vec<u8> {
     proto::Tx::from(Tx { ops: steps }).encode_to_vec()
 }
 
-/// Reads what [`encode_steps`] has written.
+/// Reads the result of [`encode_steps`].
 pub fn decode_steps(bytes: &Bytes) -> Result<Vec<Op>, Malformed> {
     let tx = proto::Tx::decode(bytes.clone()).map_err(|_| Malformed)?;
     let tx = Tx::try_from(tx).map_err(|_| Malformed)?;
     Ok(tx.ops)
 }
 
-/// Outcome of a job, as a child tells it.
+/// Outcome of a job, as a child reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutcomeFrame<'a> {
     pub sequence: u32,
@@ -276,23 +277,23 @@ pub struct OutcomeFrame<'a> {
     pub index: u16,
     pub kind: Kind,
     pub cost_ns: u64,
-    /// CPU time that its thread has used for it; 0: not measured.
+    /// CPU time that its thread used for it; 0 if not measured.
     pub cpu_ns: u64,
-    /// Before the next attempt, for a retry, or until a deferred job is due.
+    /// Delay before the next attempt of a retry, or until a deferred job is due.
     pub delay_ms: u64,
     pub value: Option<&'a [u8]>,
-    /// Present for a job that failed for good, and for no other.
+    /// Present only for a job that failed for good.
     pub failure: Option<FailureView<'a>>,
     pub note: &'a [u8],
 }
 
-/// Why a job failed for good. Each text takes at most [`Failure::TEXT_CAP_BYTES`].
+/// Reason why a job failed for good. Each text has at most [`Failure::TEXT_CAP_BYTES`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FailureView<'a> {
     pub class: &'a str,
     pub message: &'a str,
     pub fingerprint: u64,
-    /// The arguments for people, in UTF-8; at most [`Failure::PREVIEW_CAP_BYTES`].
+    /// Preview of the arguments for people, in UTF-8; at most [`Failure::PREVIEW_CAP_BYTES`].
     pub preview: &'a [u8],
 }
 
@@ -325,7 +326,7 @@ impl From<FailureView<'_>> for Failure {
     }
 }
 
-/// The bell: outcomes are in the ring.
+/// Bell: outcomes are in the ring.
 pub const BELL: [u8; 4] = [0; 4];
 
 /// Frame that a child sends over its own socket or its ring.
@@ -339,13 +340,13 @@ pub enum Frame<'a> {
     Outcome(OutcomeFrame<'a>),
 }
 
-/// News of a running job that waits for others.
+/// State change of a running job's wait for others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitFrame {
     pub sequence: u32,
     pub place: u16,
     pub index: u16,
-    /// Number of the wait, by its slot's count; never 0.
+    /// Number of the wait, counted by its slot; never 0.
     pub wait: u32,
     pub what: Wait,
 }
@@ -356,7 +357,7 @@ pub struct ProgressFrame<'a> {
     pub sequence: u32,
     pub place: u16,
     pub index: u16,
-    /// At most [`Progress::CAP_BYTES`].
+    /// Encoded progress, at most [`Progress::CAP_BYTES`].
     pub body: &'a [u8],
 }
 
@@ -369,7 +370,7 @@ impl ProgressFrame<'_> {
         out.extend_from_slice(&self.place.to_le_bytes());
         out.extend_from_slice(&self.index.to_le_bytes());
         out.push(PROGRESS_KIND);
-        // No shorter frame is as long as this.
+        // No shorter frame has this length.
         out.extend_from_slice(&[0; 8]);
         out.extend_from_slice(self.body);
     }
@@ -381,19 +382,19 @@ impl ProgressFrame<'_> {
 pub enum Wait {
     /// It takes long: the job's slot may be lent.
     Begun = 0,
-    /// It is over, and the job goes on when it is its turn.
+    /// It is over, and the job waits for its turn.
     Over = 1,
-    /// As `Over`, and a signal is to tell of the turn.
+    /// Like `Over`, and a signal must announce the turn.
     OverOnLoop = 2,
-    /// It was broken off, and the job goes on at once.
+    /// It was abandoned, and the job continues at once.
     BrokenOff = 3,
 }
 
 const SERVING_BYTES: usize = 4;
 const WAIT_BYTES: usize = 16;
-/// Bytes of a frame of progress before its body.
+/// Bytes of a progress frame before its body.
 const PROGRESS_BYTES: usize = 17;
-/// In the place of an outcome's kind.
+/// Value in the place of an outcome's kind.
 const PROGRESS_KIND: u8 = 255;
 
 impl WaitFrame {
@@ -409,7 +410,7 @@ impl WaitFrame {
     }
 }
 
-/// The frame that says how many slots of a child can take jobs.
+/// Encodes the frame that reports how many slots of a child can take jobs.
 pub fn serving(slots: u32) -> [u8; 4 + SERVING_BYTES] {
     let mut frame = [0; 4 + SERVING_BYTES];
     frame[..4].copy_from_slice(&(SERVING_BYTES as u32).to_le_bytes());
@@ -441,11 +442,11 @@ impl OutcomeFrame<'_> {
     }
 }
 
-/// The bytes do not mean what they should.
+/// Error for bytes that don't mean what they should.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Malformed;
 
-/// Takes numbers and slices off the front of some bytes.
+/// Takes numbers and slices off the front of a buffer.
 pub struct Reader<'a>(pub &'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -487,7 +488,7 @@ impl<'a> Reader<'a> {
         self.bytes(len.into())
     }
 
-    /// A text that a failed job is listed by.
+    /// Text that a failed job is listed by.
     fn listed(&mut self) -> Result<&'a str, Malformed> {
         let len = usize::from(self.u8()?);
         if len > Failure::TEXT_CAP_BYTES {
@@ -528,7 +529,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// The header of a packet; what is left is the payload, unless that is in a file.
+    /// Reads the header of a packet. The remaining bytes are the payload, unless that is in a file.
     pub fn packet_header(&mut self) -> Result<PacketHeader<'a>, Malformed> {
         Ok(PacketHeader {
             sequence: self.u32()?,
@@ -623,7 +624,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// The next whole frame, if it is there.
+    /// Returns the next whole frame, if it is there.
     pub fn frame(&mut self) -> Result<Option<Frame<'a>>, Malformed> {
         let Some((len, rest)) = self.0.split_first_chunk() else {
             return Ok(None);
@@ -764,7 +765,7 @@ mod tests {
                 retries: Some(Retries::AtMost(u32::MAX)),
                 ..Extras::default()
             }),
-            // Nothing of this is for the child.
+            // None of this is for the child.
             retried(Extras {
                 key: Some(Bytes::from_static(b"tenant")),
                 ..Extras::default()

@@ -1,7 +1,7 @@
-//! Bugs that can be planted where no simulator reaches, in what a supervisor shares with its children, each with a test that
-//! must find it. A test that passes while its bug is planted tests nothing.
+//! Defines planted bugs in the memory that a supervisor shares with its children, where no simulator reaches.
+//! Each has a test that must find it. A test that passes despite its planted bug tests nothing.
 //!
-//! Tests plant bugs in their own thread, so what runs in others is as it is.
+//! Tests plant bugs in their own thread only, so other threads are unaffected.
 
 use penstock_faults::{Finder, PLANTS, is_found_by};
 

@@ -1,9 +1,9 @@
-//! Which jobs go to the slots of a pool, how many at a time, and how many the broker may send: the decisions,
-//! without IO. The supervisor tells what has happened and carries out what it is told.
+//! Decides which jobs go to the slots of a pool, how many at a time, and how many the broker may send. Does no
+//! IO: the supervisor reports events and carries out the decisions.
 //!
-//! A job should be bound to a slot only when that is free to run it, and should wait in the broker
-//! until then, where any worker can take it. Done to the letter, that is a round trip between two
-//! jobs, which a job of 10 µs can't bear. So the distance grows with how short the jobs are:
+//! A job should be bound to a slot only when that is free to run it, and should wait in the broker until then,
+//! where any worker can take it. Taken literally, that costs a round trip between two jobs, which a job of 10
+//! µs can't afford. So the shorter the jobs, the more are fetched ahead:
 //!
 //! | jobs that take | in a packet | in the shared socket | in this process and on the way |
 //! | --- | --- | --- | --- |
@@ -11,17 +11,16 @@
 //! | more than 2 ms | 1 | idle slots, and as many more as will be idle within 1 ms | the same |
 //! | not known | 1 | no more than there are idle slots | no more than idle slots |
 //!
-//! A process may have many slots. What takes microseconds is work for a processor, and of that the slots of one
-//! process do one after another what they do; so quick jobs are handed out by processes, and all others by slots.
+//! A process may have many slots. Jobs of microseconds need a processor, which the slots of one process share
+//! in turn. So quick jobs are handed out per process, and all others per slot.
 //!
-//! How long a job takes is measured for each task. A guess may be wrong in the bad direction (a task that
-//! always took 10 µs now waits for a lock), so a slot that has been busy with one job for a while
-//! is *stuck*: it counts for nothing, what it had not begun is taken back, and what this worker now
-//! holds in excess goes back to the broker ([`Policy::surplus`]).
+//! The run time is measured for each task. A guess may be far too low: a task that always took 10 µs now waits
+//! for a lock. So a slot that has been busy with one job for a while is *stuck*. It no longer counts, its jobs
+//! that have not begun are taken back, and the worker's surplus goes back to the broker ([`Policy::surplus`]).
 //!
-//! A job that waits for others is *parked*: its slot is lent to another job ([`Policy::park`]). When its wait is over it
-//! goes before all jobs that have not begun ([`Policy::next_turn`]). While jobs are parked none is fetched ahead and each
-//! goes alone, so that the broker's order holds, in which those that are waited for go first.
+//! A job that waits for others is *parked*: its slot is lent to another job ([`Policy::park`]). When its wait
+//! is over it goes before all jobs that have not begun ([`Policy::next_turn`]). While jobs are parked, none is
+//! fetched ahead and each goes alone. That keeps the broker's order, in which awaited jobs go first.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -31,73 +30,74 @@ use penstock_message::{SeededMap, SeededState};
 use crate::packet::INLINE_PAYLOAD_BYTES;
 use crate::page::MAX_PACKET_JOBS;
 
-/// How much work a packet should hold.
+/// Amount of work that a packet should hold.
 const PACKET_NS: u64 = 2_000_000;
-/// How much work for each process should be here or on its way from the broker.
+/// Amount of work per process that should be here or on its way from the broker.
 const AHEAD_NS: u64 = 8_000_000;
-/// How long before a slot is free a job for it may be under way: about as long as it takes to tell the broker of an outcome
-/// and to have the next job, which a slot that sleeps for 5 ms at a time would spend idle (an eighth of its time on two
-/// processors). Of 40 such slots 8 will be free so soon; of 4 none, nor of 500 that sleep for a second.
+/// Time before a slot is free at which its next job may be requested. That is about as long as it takes to
+/// report an outcome to the broker and receive the next job. A slot with jobs that sleep for 5 ms would
+/// otherwise spend it idle (an eighth of its time on two processors). Of 40 such slots, 8 will be free that
+/// soon; of 4 none, nor of 500 whose jobs sleep for a second.
 const SOON_NS: u64 = 1_000_000;
-/// Cost of a job to a slot besides its own run: a pull's share, conversions, the outcome.
+/// Cost of a job to a slot besides its own run: its share of a pull, conversions, the outcome.
 const OVERHEAD_NS: u64 = 5_000;
-/// Most deliveries on the way for each process, however short the jobs are.
+/// Maximum number of deliveries on their way per process, however short the jobs are.
 const MOST_AHEAD: u64 = 1024;
-/// Work held for each free slot; more goes back to the broker.
+/// Maximum work held for each free slot; the rest goes back to the broker.
 const HELD_NS: u64 = 20_000_000;
 
-/// Longest time that a job is kept waiting for one that may be about to want its slot back.
+/// Maximum time that a job is held up for a parked one that may be about to want its slot back.
 const MOST_KEPT_NS: u64 = 20_000_000;
 
-/// Jobs that pass by hold up no others until so many of them wait; from then on the broker sends less.
+/// Number of passing jobs up to which they hold up no others; beyond it, the broker sends fewer.
 const MOST_PASSED: usize = 1000;
 
-/// Names a task in one process.
+/// Number of a task within one process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TaskIndex(usize);
 
-/// Jobs of one task, to be sent as one packet.
+/// Jobs of one task, to send as one packet.
 #[derive(Debug, PartialEq, Eq)]
 pub struct HandOut<J> {
     pub task: TaskIndex,
     pub jobs: Vec<J>,
 }
 
-/// How it went with a packet.
+/// Outcome of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PacketEnd {
     /// All its jobs ran.
     Ran { jobs: usize },
     /// A job took so long that those behind it were taken back.
     Slow,
-    /// Taken back, in whole or in part, for another reason.
+    /// It was taken back, in whole or in part, for another reason.
     TakenBack,
 }
 
-/// News for the broker about deliveries.
+/// Change of the broker's permission to send deliveries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Credit {
     Keep,
     Add(u32),
-    /// Take back what was granted: it is far more than can be used now.
+    /// Withdraw the granted credit: it is far more than can be used now.
     Withdraw,
 }
 
-/// How long a job takes by experience.
+/// Measured run time of a job.
 #[derive(Clone, Copy, Debug, Default)]
 struct Pace {
-    /// 0: not known yet.
+    /// Mean in nanoseconds; 0 if not known yet.
     mean_ns: u64,
-    /// How many jobs it rests on, up to [`Pace::MEMORY`].
+    /// Number of jobs that it is based on, up to [`Pace::MEMORY`].
     jobs: u64,
 }
 
 impl Pace {
-    /// The mean is about the last so many jobs.
+    /// Number of recent jobs that the mean covers.
     const MEMORY: u64 = 64;
-    /// A single job counts as at most so many times the mean ...
+    /// Factor of the mean up to which a single job counts ...
     const OUTLIER: u64 = 16;
-    /// ... unless it took longer than a busy machine keeps a process waiting: then it was the job.
+    /// ... unless it took longer than a busy machine delays a process: then the job itself was slow.
     const SURELY_LONG_NS: u64 = 50_000_000;
 
     fn observe(&mut self, cost_ns: u64) {
@@ -118,7 +118,7 @@ impl Pace {
         self.mean_ns = (self.mean_ns - self.mean_ns / weight + cost / weight).max(1);
     }
 
-    /// A job of which nothing is known may be long.
+    /// An unknown job may be long.
     fn expected_ns(self) -> u64 {
         match self.mean_ns {
             0 => HELD_NS,
@@ -134,15 +134,15 @@ impl Pace {
 struct Waiting<J> {
     job: J,
     bytes: usize,
-    /// Jobs of all tasks are numbered as they come; the lowest goes first.
+    /// Jobs of all tasks, numbered as they arrive; the lowest goes first.
     arrival: i64,
 }
 
 struct Task<J> {
     name: String,
     pace: Pace,
-    /// The largest packet that experience allows: doubled by each packet that went well, so that one
-    /// lucky measurement does not put 256 jobs behind each other.
+    /// Maximum packet size so far. Each packet that went well doubles it, so that one lucky measurement does
+    /// not put 256 jobs behind each other.
     largest: usize,
     waiting: VecDeque<Waiting<J>>,
 }
@@ -150,48 +150,48 @@ struct Task<J> {
 pub struct Policy<J> {
     tasks: Vec<Task<J>>,
     by_name: SeededMap<String, TaskIndex>,
-    /// The tasks that have jobs waiting, by the arrival of their first.
+    /// Tasks with waiting jobs, by the arrival of their first.
     order: BTreeMap<i64, TaskIndex>,
     last_arrival: i64,
-    /// Below all numbers in use: jobs that come back go before the others.
+    /// Below all numbers in use: returned jobs go before the others.
     first_arrival: i64,
     waiting: usize,
-    /// The recent mix of jobs.
+    /// Recent mix of jobs.
     pace: Pace,
     slots: usize,
     processes: usize,
     stuck: usize,
-    /// Packets that are sent and not done.
+    /// Number of packets that are sent and not done.
     out: usize,
-    /// How many of them there are of each task that has any.
+    /// Number of these for each task that has any.
     running: BTreeMap<TaskIndex, usize>,
-    /// Deliveries that the broker may still send.
+    /// Number of deliveries that the broker may still send.
     granted: u64,
     closed: bool,
-    /// Whether jobs run one by one, whatever is known of them.
+    /// Whether jobs run one by one, whatever is known about them.
     one_by_one: bool,
-    /// Jobs that passed by, and wait still.
+    /// Number of passing jobs that still wait.
     passed: usize,
-    /// Packets of those that are out whose jobs are parked.
+    /// Number of these packets whose jobs are parked.
     parked: usize,
-    /// How many of them may be.
+    /// Maximum number of parked packets.
     max_parked: usize,
-    /// Jobs that wait for their turn, in the order in which their waits were over.
+    /// Jobs that wait for their turn, in the order in which their waits ended.
     turns: VecDeque<Turn>,
-    /// Processes beyond those that the slots are in: they would begin at once what is sent ahead.
+    /// Number of processes beyond those of the slots. They would start at once on jobs sent ahead.
     spare: usize,
-    /// Whether all slots are kept by jobs that wait for others.
+    /// Whether jobs that wait for others hold all slots.
     is_held: bool,
 }
 
-/// A parked job whose wait is over.
+/// Parked job whose wait is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Turn {
     /// Place of its packet.
     pub place: usize,
-    /// Number of the wait, as its child counts.
+    /// Number of the wait, counted by its child.
     pub wait: u32,
-    /// Whether it is told by a signal, besides.
+    /// Whether a signal must announce the turn, too.
     pub is_on_loop: bool,
 }
 
@@ -202,7 +202,7 @@ impl<J> Default for Policy<J> {
 }
 
 impl<J> Policy<J> {
-    /// `hashing`: of the names of tasks, which clients choose.
+    /// Creates a policy. `hashing` is for the names of tasks, which clients choose.
     pub fn new(hashing: SeededState) -> Self {
         Self {
             tasks: Vec::new(),
@@ -229,7 +229,8 @@ impl<J> Policy<J> {
         }
     }
 
-    /// Makes a policy for jobs that run in processes of their own, so many at a time, each forked when there is a job for it.
+    /// Creates a policy for jobs that each run in their own process, this many at a time; a process is forked
+    /// when its job arrives.
     pub fn one_by_one(hashing: SeededState, at_once: usize) -> Self {
         let mut policy = Self::new(hashing);
         policy.one_by_one = true;
@@ -237,25 +238,25 @@ impl<J> Policy<J> {
         policy
     }
 
-    /// How many slots can take jobs, and how many processes they are in.
+    /// Sets how many slots can take jobs, and in how many processes.
     pub fn set_slots(&mut self, slots: usize, processes: usize) {
         self.slots = slots;
         self.processes = processes.min(slots);
         self.stuck = self.stuck.min(slots);
     }
 
-    /// How many of them have been at one job for a while.
+    /// Sets how many of them have been at one job for a while.
     pub fn set_stuck(&mut self, stuck: usize) {
         self.stuck = stuck.min(self.slots);
     }
 
-    /// From now on nothing is sent and nothing granted.
+    /// Stops sending and granting.
     pub fn close(&mut self) {
         self.closed = true;
         self.granted = 0;
     }
 
-    /// The task of this name.
+    /// Returns the number of the task with this name.
     pub fn task(&mut self, name: &str) -> TaskIndex {
         if let Some(index) = self.by_name.get(name) {
             return *index;
@@ -271,7 +272,7 @@ impl<J> Policy<J> {
         index
     }
 
-    /// A job has come from the broker. `bytes` is what it takes in a packet.
+    /// Adds a job from the broker. `bytes` is its size in a packet.
     pub fn arrive(&mut self, task: TaskIndex, job: J, bytes: usize) {
         self.granted = self.granted.saturating_sub(1);
         self.last_arrival += 1;
@@ -288,8 +289,8 @@ impl<J> Policy<J> {
         self.waiting += 1;
     }
 
-    /// Jobs of a packet that did not begin, each with what it takes in a packet. They go before all
-    /// others, in their old order.
+    /// Adds the jobs of a packet that did not begin, each with its size in a packet. They go before all others,
+    /// in their old order.
     pub fn put_back(&mut self, task: TaskIndex, jobs: impl DoubleEndedIterator<Item = (J, usize)>) {
         let waiting = &mut self.tasks[task.0].waiting;
         if let Some(first) = waiting.front() {
@@ -313,20 +314,20 @@ impl<J> Policy<J> {
         &self.tasks[task.0].name
     }
 
-    /// The task of the next packet, if one should be sent now.
+    /// Returns the task of the next packet, if one should be sent now.
     pub fn next_task(&self) -> Option<TaskIndex> {
         if self.closed || self.is_held {
             return None;
         }
         let taken = self.taken();
-        // While a slot is idle it does not matter.
+        // While a slot is idle, the order of tasks does not matter.
         let free_soon = match taken < self.slots {
             true => 0,
             false => self.free_soon(),
         };
         let (_, index) = self.order.first_key_value()?;
         let task = &self.tasks[index.0];
-        // The oldest job decides, and nobody overtakes it: or a long one would wait for ever for a free
+        // The oldest job decides, and no job overtakes it. Otherwise a long one would wait forever for a free
         // slot while short ones go by.
         let ahead = if task.pace.is_quick() {
             // One for each process that will get to it soon.
@@ -341,12 +342,13 @@ impl<J> Policy<J> {
         (taken < self.slots + ahead).then_some(*index)
     }
 
-    /// How many slots are in use, or are wanted back by jobs that were parked. Packets that wait for a slot count too.
+    /// Returns the number of slots that are in use, or that parked jobs want back. Packets that wait for a slot
+    /// count too.
     fn taken(&self) -> usize {
         self.active() + self.turns.len()
     }
 
-    /// Packets that are sent and not done, and whose jobs are not parked.
+    /// Returns the number of packets that are sent and not done, and whose jobs are not parked.
     pub fn active(&self) -> usize {
         self.out - self.parked
     }
@@ -359,27 +361,27 @@ impl<J> Policy<J> {
         self.slots
     }
 
-    /// How many jobs may be parked.
+    /// Returns the maximum number of parked jobs.
     pub fn max_parked(&self) -> usize {
         self.max_parked
     }
 
-    /// Sets how many jobs may be parked at a time.
+    /// Sets the maximum number of parked jobs.
     pub fn set_max_parked(&mut self, jobs: usize) {
         self.max_parked = jobs;
     }
 
-    /// Sets the number of processes that wait for jobs beyond those that there are to be.
+    /// Sets the number of waiting processes beyond the normal number.
     pub fn set_spare(&mut self, processes: usize) {
         self.spare = processes;
     }
 
-    /// Sets whether all slots are kept by jobs that wait for others: none is for any other job.
+    /// Sets whether jobs that wait for others hold all slots, so that none is left for another job.
     pub fn set_held(&mut self, is_held: bool) {
         self.is_held = is_held;
     }
 
-    /// The job of a packet waits for others. False: too many do, and it keeps its slot.
+    /// Parks the job of a packet, which waits for others. False: too many are parked, so it keeps its slot.
     pub fn park(&mut self, task: TaskIndex) -> bool {
         if self.parked >= self.max_parked {
             return false;
@@ -389,14 +391,14 @@ impl<J> Policy<J> {
         true
     }
 
-    /// The wait of a parked job is over.
+    /// Notes that the wait of a parked job is over.
     pub fn want_turn(&mut self, turn: Turn) {
         if !self.turns.contains(&turn) {
             self.turns.push_back(turn);
         }
     }
 
-    /// The wait of a job goes on after all.
+    /// Notes that the wait of a job continues after all.
     pub fn drop_turn(&mut self, place: usize) {
         match self.turns.front() {
             Some(first) if first.place == place => drop(self.turns.pop_front()),
@@ -404,13 +406,13 @@ impl<J> Policy<J> {
         }
     }
 
-    /// The parked job that is to go on now: it has its slot back once it is [unparked](Policy::unpark).
+    /// Returns the parked job that continues next: it has its slot back once it is [unparked](Policy::unpark).
     pub fn next_turn(&self) -> Option<Turn> {
         let turn = self.turns.front().copied();
         turn.filter(|_| self.active() < self.slots || planted!("resume-beyond-the-slots"))
     }
 
-    /// The parked job whose wait was over first, whether or not there is a slot for it.
+    /// Returns the parked job whose wait was over first, whether or not there is a slot for it.
     pub fn first_turn(&self) -> Option<Turn> {
         self.turns.front().copied()
     }
@@ -420,15 +422,16 @@ impl<J> Policy<J> {
         !self.turns.is_empty()
     }
 
-    /// The job of a packet is not parked any more.
+    /// Notes that the job of a packet is no longer parked.
     pub fn unpark(&mut self, task: TaskIndex, place: usize) {
         self.parked -= 1;
         self.drop_turn(place);
         *self.running.entry(task).or_default() += 1;
     }
 
-    /// How long after the end of a job the next one is kept waiting, while others are parked: one of these may have waited for that
-    /// end. It learns of it from the broker, which sends the next job at the same time; and would then wait for that one.
+    /// Returns how long after the end of a job the next one is held up, while others are parked. A parked job
+    /// may have waited for that end, and learns of it from the broker. The broker sends the next job at the
+    /// same time, and the parked one would then have to wait for it.
     pub fn keep_ns(&self) -> u64 {
         let next = self.order.first_key_value();
         match next.map(|(_, task)| self.tasks[task.0].pace) {
@@ -440,7 +443,7 @@ impl<J> Policy<J> {
         }
     }
 
-    /// The next packet to send, if one should be sent now. It counts as out from here on.
+    /// Returns the next packet, if one should be sent now. It counts as out from then on.
     pub fn next_packet(&mut self) -> Option<HandOut<J>> {
         let index = self.next_task()?;
         let task = &mut self.tasks[index.0];
@@ -453,8 +456,8 @@ impl<J> Policy<J> {
         let share = if active >= self.slots {
             usize::MAX
         } else {
-            // Idle slots share what there is: two packets of one beat one packet of two. But not by the dozen in one
-            // process, where they would only take its interpreter from each other.
+            // Idle slots share the jobs: two packets of one are better than one packet of two. But dozens in
+            // one process would only compete for its interpreter.
             let sharers = (self.slots - active).min(2 * self.processes);
             self.waiting.div_ceil(sharers.max(1))
         };
@@ -499,7 +502,7 @@ impl<J> Policy<J> {
         }
     }
 
-    /// A packet is out no more. Its job must not be parked.
+    /// Notes that a packet is no longer out. Its job must not be parked.
     pub fn packet_ended(&mut self, task: TaskIndex, end: PacketEnd) {
         self.out -= 1;
         self.ran(task);
@@ -513,7 +516,7 @@ impl<J> Policy<J> {
         }
     }
 
-    /// Notes a job that has come from the broker and waits elsewhere, not for a slot of these.
+    /// Notes a job from the broker that waits elsewhere, not for one of these slots.
     pub fn pass_by(&mut self) {
         self.granted = self.granted.saturating_sub(1);
     }
@@ -523,17 +526,17 @@ impl<J> Policy<J> {
         self.passed = waiting;
     }
 
-    /// Packets that are sent and not done.
+    /// Returns the number of packets that are sent and not done.
     pub fn out(&self) -> usize {
         self.out
     }
 
-    /// How many slots have something to do.
+    /// Returns the number of slots that have work.
     pub fn busy(&self) -> usize {
         self.active().min(self.slots)
     }
 
-    /// Jobs that are in no packet.
+    /// Returns the number of jobs that are in no packet.
     pub fn waiting(&self) -> usize {
         self.waiting
     }
@@ -542,22 +545,22 @@ impl<J> Policy<J> {
         self.out == 0 && self.waiting == 0
     }
 
-    /// How many slots that are busy now will be free within [`SOON_NS`], by what runs in them.
+    /// Returns how many busy slots will be free within [`SOON_NS`], judging by their jobs.
     fn free_soon(&self) -> usize {
         let busy = self.busy().saturating_sub(self.stuck) as u64;
         let out_thousandths: u64 = self
             .running
             .iter()
             .map(|(task, packets)| (self.tasks[task.0].pace, *packets as u64))
-            // Quick ones share processors; the unknown may be long.
+            // Quick jobs share processors; an unknown one may be long.
             .filter(|(pace, _)| pace.mean_ns > PACKET_NS)
             .map(|(pace, packets)| packets * 1000 * SOON_NS / pace.mean_ns)
             .sum();
-        // Some of those that are out wait for a slot.
+        // Some of the packets wait for a slot.
         (out_thousandths * busy / (self.active() as u64).max(1) / 1000) as usize
     }
 
-    /// How many jobs should be waiting here or on their way.
+    /// Returns the number of jobs that should be waiting here or on their way.
     fn wanted(&self) -> u64 {
         if self.parked > 0 || self.is_held {
             return match self.closed || self.is_held {
@@ -566,7 +569,7 @@ impl<J> Policy<J> {
             };
         }
         let free = (self.slots + self.free_soon()).saturating_sub(self.out) as u64;
-        // Behind a job that waits for an idle slot, or one that may be long, short ones wait long too.
+        // Short jobs wait long behind a job that waits for an idle slot, or that may be long.
         let held_up = self
             .order
             .values()
@@ -578,7 +581,7 @@ impl<J> Policy<J> {
         free.max(usable * (AHEAD_NS / self.pace.mean_ns).clamp(1, MOST_AHEAD))
     }
 
-    /// Returns what to tell the broker now, which counts as told. Asked after each pass.
+    /// Returns the change to send to the broker, which then counts as sent. Called after each pass.
     pub fn grant(&mut self) -> Credit {
         if self.closed {
             return Credit::Keep;
@@ -587,7 +590,7 @@ impl<J> Policy<J> {
         let held_elsewhere = self.passed.saturating_sub(MOST_PASSED) as u64;
         let have = self.waiting as u64 + self.granted + held_elsewhere;
         let missing = wanted.saturating_sub(have);
-        // In lumps, so that a long run of short jobs does not send a credit with each of them.
+        // In batches, so that a long run of short jobs does not send credit with each of them.
         if missing == 0 || missing < wanted / 8 {
             return Credit::Keep;
         }
@@ -595,12 +598,12 @@ impl<J> Policy<J> {
         Credit::Add(missing as u32)
     }
 
-    /// Forgets what was granted: the broker is told to send nothing.
+    /// Forgets the granted credit, after the broker was asked to send nothing.
     pub fn revoke(&mut self) {
         self.granted = 0;
     }
 
-    /// Asked at each tick: whether the broker was granted far more than can be used by now.
+    /// Whether the broker was granted far more than can be used by now. Called at each tick.
     pub fn withdraw(&mut self) -> Credit {
         let most = match self.parked > 0 || self.is_held {
             false => 2 * self.wanted(),
@@ -613,8 +616,8 @@ impl<J> Policy<J> {
         Credit::Withdraw
     }
 
-    /// Asked at each tick: waiting jobs that this worker won't get to soon, to be handed back to the
-    /// broker, where others can take them.
+    /// Returns waiting jobs that this worker won't get to soon, to hand back to the broker, where others can
+    /// take them. Called at each tick.
     pub fn surplus(&mut self) -> Vec<J> {
         if self.parked > 0 {
             let mut kept = 0;
@@ -643,7 +646,7 @@ impl<J> Policy<J> {
         })
     }
 
-    /// The jobs of one task that wait.
+    /// Returns the waiting jobs of one task.
     pub fn take_task(&mut self, task: TaskIndex) -> Vec<J> {
         let waiting = std::mem::take(&mut self.tasks[task.0].waiting);
         if let Some(first) = waiting.front() {
@@ -653,12 +656,12 @@ impl<J> Policy<J> {
         waiting.into_iter().map(|waiting| waiting.job).collect()
     }
 
-    /// All jobs that wait.
+    /// Returns all waiting jobs.
     pub fn take_all(&mut self) -> Vec<J> {
         self.take_waiting(|_| true)
     }
 
-    /// Takes out the waiting jobs that `wanted` chooses, asked in the order of their arrival.
+    /// Removes and returns the waiting jobs that `wanted` selects, in the order of their arrival.
     fn take_waiting(&mut self, mut wanted: impl FnMut(Pace) -> bool) -> Vec<J> {
         let mut taken = Vec::new();
         let mut all: Vec<(TaskIndex, Waiting<J>)> = Vec::with_capacity(self.waiting);
@@ -682,13 +685,14 @@ impl<J> Policy<J> {
         taken
     }
 
-    /// Whether such a job waits.
+    /// Whether a matching job waits.
     pub fn any(&self, is_it: impl Fn(&J) -> bool) -> bool {
         let mut waiting = self.tasks.iter().flat_map(|task| &task.waiting);
         waiting.any(|waiting| is_it(&waiting.job))
     }
 
-    /// Takes out the waiting jobs that are not to be kept: their leases are lost, or they were cancelled.
+    /// Removes and returns the waiting jobs that are not to be kept: their leases are lost, or they were
+    /// cancelled.
     pub fn retain(&mut self, keep: impl Fn(&J) -> bool) -> Vec<J> {
         let mut taken = Vec::new();
         self.order.clear();
@@ -716,7 +720,8 @@ pub(crate) mod tests {
     const QUICK_NS: u64 = 10_000;
     const LONG_NS: u64 = 1_000_000_000;
 
-    /// A worker with so many processes of one slot, and the tasks `quick` and `long`, known well.
+    /// Returns a worker with this many processes of one slot, and the tasks `quick` and `long`, both well
+    /// known.
     fn policy(children: usize) -> Policy<u32> {
         let mut policy = Policy::default();
         policy.set_slots(children, children);
@@ -743,7 +748,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// The sizes of the packets that are sent one after another.
+    /// Returns the sizes of the packets that are sent one after another.
     fn sizes(policy: &mut Policy<u32>) -> Vec<usize> {
         std::iter::from_fn(|| policy.next_packet())
             .map(|packet| packet.jobs.len())
@@ -853,7 +858,7 @@ pub(crate) mod tests {
         assert!(policy.park(task));
     }
 
-    /// Processes that were forked for slots that were lent would begin at once what is sent ahead.
+    /// Processes that were forked for lent slots would start at once on jobs sent ahead.
     #[test]
     fn nothing_is_sent_ahead_to_processes_beyond_the_slots() {
         let mut policy = policy(2);
@@ -865,7 +870,8 @@ pub(crate) mod tests {
         assert_eq!(sizes(&mut policy).len(), 2);
     }
 
-    /// A job that runs elsewhere takes no slot from the others of its queue, unless there are very many such.
+    /// A job that runs elsewhere takes no slot from the others of its queue, unless there are very many of
+    /// them.
     #[test]
     fn what_passes_by_is_granted_again() {
         let mut policy = policy(2);
@@ -887,7 +893,7 @@ pub(crate) mod tests {
         assert_eq!(sizes(&mut policy), [1, 1, 1]);
     }
 
-    /// Forty slots that sleep for 5 ms at a time: eight of them will be free within a millisecond.
+    /// Forty slots whose jobs sleep for 5 ms: eight of them will be free within a millisecond.
     #[test]
     fn slots_that_are_about_to_be_free_have_their_next_jobs_under_way() {
         let mut policy = policy(4);
@@ -1109,7 +1115,7 @@ pub(crate) mod tests {
         assert!(matches!(policy.grant(), Credit::Add(900..)));
     }
 
-    /// A process of many slots, as threads are: they share one interpreter.
+    /// A process with many slots, such as threads, which share one interpreter.
     #[test]
     fn quick_jobs_are_handed_out_by_processes_and_long_ones_by_slots() {
         let mut policy = policy(2);

@@ -1,14 +1,15 @@
-//! Encodes the progress of jobs, for the broker to keep and for readers of any language: JSON, [done, total or null, message].
+//! Encodes the progress of jobs as JSON, [done, total or null, message], which the broker keeps and any
+//! language can read.
 
 use penstock_message::Progress;
 use serde_json::Value;
 
-/// Longest message, in bytes, where none of it needs escaping.
+/// Maximum length of a message in bytes, if nothing in it needs escaping.
 const MESSAGE_BYTES: usize = 3900;
-/// Longest message of any kind: each byte takes six, escaped.
+/// Maximum length of any encoded message: an escaped byte takes six.
 const ESCAPED_BYTES: usize = MESSAGE_BYTES / 6;
 
-/// Number that a job counts by. One that is not finite is null.
+/// Number of a job's progress. A number that is not finite becomes null.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Count {
     Whole(i64),
@@ -24,7 +25,7 @@ impl From<Count> for Value {
     }
 }
 
-/// Encodes what a job tells. Of a long message the rest is left out.
+/// Encodes a job's progress. Truncates a long message.
 pub fn encode_progress(done: Count, total: Option<Count>, message: &str) -> Vec<u8> {
     let (done, total) = (Value::from(done), Value::from(total));
     let encoded = |message: String| format!("[{done},{total},{}]", Value::from(message));

@@ -1,4 +1,5 @@
-//! Questions that people ask a worker through its broker, and its replies: maps of MessagePack with a version.
+//! Encodes questions that people ask a worker through its broker, and its replies: MessagePack maps with a
+//! version.
 //!
 //! ```text
 //!     {v: 1, ask: "resize", processes: 8}      a question; `ask` names it, and the rest is its own
@@ -7,41 +8,41 @@
 //!     {v: 1, unknown: "0.1.0"}                 this worker, of that version of penstock, does not know the question
 //! ```
 //!
-//! A question may come twice, as clients send theirs again after a reconnect. So each says how things should be, and not
-//! what to change.
+//! A question may come twice, because clients resend theirs after a reconnect. So each states how things should
+//! be, not what to change.
 
 use bytes::Bytes;
 use penstock_message::WorkerState;
 use serde::{Deserialize, Serialize};
 
-/// Version of the maps. Another is one that means something else by the same words.
+/// Version of the maps. Another version may use the same words with other meanings.
 const VERSION: u32 = 1;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Question {
-    /// Begin no job until `Resume`.
+    /// Start no jobs until `Resume`.
     Pause,
     Resume,
-    /// Begin no job, and end when all that run have ended.
+    /// Start no jobs, and exit when the running ones have ended.
     Drain,
-    /// As SIGTERM.
+    /// Stop as on SIGTERM.
     Stop,
     Resize(Sizes),
-    /// A question of a newer penstock.
+    /// Question of a newer penstock.
     Unknown,
 }
 
-/// Numbers of slots from now on; `None`: as they are.
+/// New numbers of slots; `None` leaves a number as it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Sizes {
-    /// As `penstock worker -c`.
+    /// Number of processes, as in `penstock worker -c`.
     pub concurrency: Option<u32>,
-    /// In each of these processes.
+    /// Threads in each of these processes.
     pub threads: Option<u32>,
-    /// Processes beside those with threads.
+    /// Processes next to those with threads.
     pub processes: Option<u32>,
-    /// Places on the event loop.
+    /// Slots on the event loop.
     pub async_slots: Option<u32>,
     pub isolated: Option<u32>,
 }
@@ -49,22 +50,22 @@ pub struct Sizes {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
     Done(Standing),
-    /// Nothing was changed, and why.
+    /// The worker refused, for this reason; nothing was changed.
     Refused(String),
-    /// The worker is of this version of penstock.
+    /// The worker runs this version of penstock, which does not know the question.
     Unknown {
         penstock: String,
     },
 }
 
-/// How a worker stands after a question.
+/// State of a worker after a question.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
     pub state: WorkerState,
     pub slots: u32,
-    /// Slots that have a job.
+    /// Number of slots with a job.
     pub busy: u32,
-    /// Time that running jobs still have, of a worker that ends within its grace.
+    /// Time that running jobs have left, in a worker that stops within its grace period.
     pub ends_within_ms: Option<u64>,
 }
 
@@ -116,7 +117,7 @@ impl Question {
         })
     }
 
-    /// Reads a question; anything that is none is unknown.
+    /// Reads a question; anything else is unknown.
     pub fn decode(bytes: &[u8]) -> Self {
         let Ok(QuestionMap {
             v: VERSION,
@@ -164,7 +165,7 @@ impl Reply {
         })
     }
 
-    /// Reads a reply; `None`: it is none, or of another version.
+    /// Reads a reply; `None` if it is none, or of another version.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let map: ReplyMap = rmp_serde::from_slice(bytes).ok()?;
         if map.v != VERSION {
@@ -188,7 +189,7 @@ impl Reply {
     }
 }
 
-/// Every state with its name for people and programs.
+/// Names of all states, for people and programs.
 const STATES: [(WorkerState, &str); 5] = [
     (WorkerState::Unsaid, "unknown"),
     (WorkerState::Serving, "serving"),
@@ -197,7 +198,7 @@ const STATES: [(WorkerState, &str); 5] = [
     (WorkerState::Ending, "ending"),
 ];
 
-/// Returns the name of a state for people and programs.
+/// Returns the name of a state, for people and programs.
 pub fn state_name(state: WorkerState) -> &'static str {
     let named = STATES.iter().find(|(one, _)| *one == state);
     named.map_or("unknown", |(_, name)| name)
@@ -209,7 +210,7 @@ fn state_of(name: &str) -> WorkerState {
 }
 
 fn encode(map: &impl Serialize) -> Bytes {
-    // Maps of strings and numbers can be written into memory, always.
+    // Writing maps of strings and numbers into memory can't fail.
     rmp_serde::to_vec_named(map).unwrap_or_default().into()
 }
 
@@ -245,7 +246,7 @@ mod tests {
         };
         assert_eq!(Question::decode(&ask(1, "stack", "9")), Question::Unknown);
         assert_eq!(Question::decode(&ask(2, "pause", "9")), Question::Unknown);
-        // A field that came later is not read.
+        // Fields that were added later are ignored.
         assert_eq!(Question::decode(&ask(1, "pause", "9")), Question::Pause);
         assert_eq!(Question::decode(b"\xc1"), Question::Unknown);
         assert_eq!(Question::decode(b""), Question::Unknown);

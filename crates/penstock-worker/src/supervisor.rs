@@ -1,9 +1,10 @@
-//! The loop between the broker and the children. It decides nothing about hand-out (policy.rs does) and
-//! keeps no books of packets (outstanding.rs does): it brings together what comes from the broker, from
-//! the children and with time.
+//! Runs the loop between the broker and the children. It brings together events from the broker, from the
+//! children and from the clock. Decisions about handing out jobs are in policy.rs, and the records of packets
+//! in outstanding.rs.
 //!
-//! The rest of it is in children.rs (processes and what they say), orders.rs (limits and orders of running jobs),
-//! lending.rs (slots of jobs that wait for others), questions.rs (what people want of the worker) and broker.rs (deliveries and settlements).
+//! The rest of it is in children.rs (processes and their messages), orders.rs (limits and orders of running
+//! jobs), lending.rs (slots of jobs that wait for others), questions.rs (orders from people) and broker.rs
+//! (deliveries and settlements).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -58,59 +59,59 @@ const INBOX: Token = Token(0);
 const STOP_SIGNALS: Token = Token(1);
 const ZYGOTE: Token = Token(2);
 const ENDS: Token = Token(3);
-/// The socket that the children of pool n pull from is `FIRST_POOL + n`.
+/// Token of the first pool's socket: the children of pool n pull from `FIRST_POOL + n`.
 const FIRST_POOL: usize = 4;
-/// The socket of child n is `FIRST_CHILD + n`.
+/// Token of the first child's socket: child n has `FIRST_CHILD + n`.
 const FIRST_CHILD: usize = 16;
 
-/// Outcomes in the midst of a packet are collected so often; those at its end at once.
+/// Interval of collecting outcomes in the middle of a packet; those at its end are collected at once.
 const COLLECT_EVERY: Duration = Duration::from_millis(2);
-/// How often packets are looked at. What waits behind a job that takes longer than this is taken back.
+/// Interval of checking packets. Jobs that wait behind a longer job are taken back.
 const TICK: Duration = Duration::from_millis(10);
-/// How often the log says, at most, that the system is short of something.
+/// Minimum interval between log lines about a system short of resources.
 const SHORTAGE_EVERY: Duration = Duration::from_secs(60);
-/// Children that have nothing to do get at least this long to end by themselves.
+/// Minimum time that idle children get to exit on their own.
 const LEAVE_WITHIN: Duration = Duration::from_secs(3);
-/// Time that the broker may take to confirm the last settlements.
+/// Time that the broker gets to confirm the last settlements.
 const CONFIRM_WITHIN: Duration = Duration::from_secs(5);
-/// A zygote that has been told to kill its children is killed itself after this.
+/// Time after which a zygote that was asked to kill its children is killed itself.
 const KILL_WITHIN: Duration = Duration::from_secs(1);
-/// A child of this process that has ended is waited for after this. Not at once: what another part of this program has
-/// started, as a local broker, that part waits for in a thread.
+/// Time after which an exited child of this process is waited for. Not at once, because another part of this
+/// program may have started it, such as a local broker, and waits for it in a thread.
 const REAP_AFTER: Duration = Duration::from_secs(1);
-/// Time that processes left behind by jobs get to end by themselves, with the worker.
+/// Time that processes left behind by jobs get to exit with the worker.
 const ORPHANS_WITHIN: Duration = Duration::from_secs(1);
 
-/// How a worker ended; `lib.rs` says which exit code each becomes.
+/// End of a worker; `lib.rs` maps each to an exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// Told to, or its burst is over; what had not ended was handed back.
+    /// It was asked to stop, or its burst is over; unfinished jobs were handed back.
     InOrder,
-    /// Told twice: running jobs were killed and handed back.
+    /// It was asked twice: running jobs were killed and handed back.
     Forced,
-    /// The app could not be loaded.
+    /// The app can't be loaded.
     App,
     /// Something that it needs failed; the log says what.
     Failed,
-    /// Its limit of memory is below what the loaded app takes.
+    /// Its memory limit is below what the loaded app needs.
     NoMemory,
-    /// The engine behind the broker lacks something that it needs; the log says what, and what to do.
+    /// The engine behind the broker lacks a feature that it needs; the log says which, and what to do.
     NotOffered,
     /// Its token or the broker's directory is wrong; the log says how to fix it.
     Unusable,
 }
 
-/// Stage of a worker.
+/// Phase of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// The zygote loads the app.
+    /// The zygote is loading the app.
     Loading,
     Serving,
-    /// Nothing new; what runs may end until then (`None`: however long it takes).
+    /// No new jobs start; running ones may finish until then (`None`: without a limit).
     Draining {
         until: Option<Instant>,
     },
-    /// Nothing runs; children are to end by themselves until then.
+    /// Nothing runs; children should exit on their own until then.
     Leaving {
         until: Instant,
     },
@@ -122,70 +123,71 @@ enum Phase {
 
 pub struct Supervisor {
     config: WorkerConfig,
-    /// None before the app is loaded: it may say where its broker is.
+    /// Connection to the broker; none before the app is loaded, since the app may name its broker.
     broker: Option<Connected>,
     contact: Contact,
-    /// Where the app is.
+    /// Location of the app.
     place: String,
     inbox: Arc<Inbox>,
     poll: Poll,
     stop_signals: UnixStream,
-    /// Where the system tells that a child of this process has ended.
+    /// Pipe on which the system reports exited children of this process.
     ends: UnixStream,
     orphans: Orphans,
     reap_at: Option<Instant>,
     manager: Notifier,
     phase: Phase,
     end: End,
-    /// Whether it begins no job until people say so.
+    /// Whether it starts no jobs until it is resumed.
     is_paused: bool,
 
     zygote: Option<Zygote>,
-    /// When the next is to be started, if there is none.
+    /// Time at which to start the next zygote, if there is none.
     zygote_from: Option<Instant>,
-    /// Zygotes in a row that were lost before a job had ended.
+    /// Number of consecutive zygotes that were lost before a job ended.
     zygotes_lost: u32,
     pools: Vec<Pool>,
     children: Vec<Child>,
     alive: usize,
-    /// The child that is forked now, and since when.
+    /// Child that is being forked, with the start time.
     forking: Option<(u32, Instant)>,
     recycling: Recycling,
     room: Room,
-    /// Most evicted processes at a time.
+    /// Maximum number of evicted processes at a time.
     evictions: usize,
     has_been_resized: bool,
-    /// Whether pools may have more children than they should, or fewer.
+    /// Whether pools may have more or fewer children than they should.
     is_unfit: bool,
     memory: Memory,
     advice: Advice,
     admission: Admission,
-    /// The pool that was sent a job last, of those whose jobs run alone.
+    /// Pool of jobs that run alone that was last sent a job.
     last_alone: Option<usize>,
-    /// Children of single use whose job has ended, by when they must have gone: number and process.
+    /// Single-use children whose job has ended, with the time by which they must have exited: number and
+    /// process.
     leaving: VecDeque<(Instant, u32, i32)>,
-    /// Children with a job that does not end, which others have replaced.
+    /// Children with a job that does not end, replaced by others.
     evicted: Vec<Evicted>,
     /// By place: jobs that wait for others and keep their slots.
     held: BTreeMap<usize, Held>,
-    /// When the log last said so.
+    /// Time of the last log line about it.
     held_logged: Option<Instant>,
 
     outstanding: Outstanding,
     settlements: Settlements,
     queues: Vec<String>,
-    /// The app's name.
+    /// Name of the app.
     app: String,
-    /// How many jobs have come.
+    /// Number of jobs received.
     deliveries: u64,
-    /// Whether the broker can be told of what ends, and what it has given us is surely still ours.
+    /// Whether the broker is reachable, so that our leases surely still hold.
     in_reach: bool,
 
-    /// Nothing is sent to children before: the system was short of something.
+    /// Time until which nothing is sent to children, because the system was short of resources.
     send_from: Option<Instant>,
-    /// When the log last said so.
+    /// Time of the last log line about it.
     shortage_logged: Option<Instant>,
-    /// The limit of open files that the processes which run jobs have.
+    /// Limit of open files for the processes that run jobs.
     open_files: Rlimit,
 
     collect_at: Option<Instant>,
@@ -199,9 +201,9 @@ pub struct Supervisor {
     socket_buffer: Vec<u8>,
 }
 
-/// Whether who started this process wants it to outlive the signal, as `nohup` does with SIGHUP.
+/// Whether the starter of this process wants it to survive the signal, as `nohup` does with SIGHUP.
 fn is_ignored(signal: i32) -> bool {
-    // SAFETY: all zeros is a valid `sigaction`, and with no new action given the old one is only told.
+    // SAFETY: all zeros is a valid `sigaction`, and without a new action the call only returns the old one.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         let told = libc::sigaction(signal, std::ptr::null(), &mut action);
@@ -328,7 +330,7 @@ impl Supervisor {
 
     fn ignore(&self, socket: &impl AsFd) {
         let registry = self.poll.registry();
-        // It fails where the socket was not registered, which is just as well.
+        // Deregistering fails if the socket was not registered, which is fine.
         let _ = registry.deregister(&mut SourceFd(&socket.as_fd().as_raw_fd()));
     }
 
@@ -350,7 +352,7 @@ impl Supervisor {
                     STOP_SIGNALS => self.hear_signals(),
                     ZYGOTE => self.hear_zygote(),
                     ENDS => self.hear_ends(),
-                    // Sent with the packets below.
+                    // They are sent with the packets below.
                     Token(..FIRST_CHILD) => self.send_from = Some(Instant::now()),
                     Token(number) => self.collect((number - FIRST_CHILD) as u32),
                 }
@@ -411,7 +413,7 @@ impl Supervisor {
         .min()
     }
 
-    /// The passing of time: ticks and phases.
+    /// Handles the passing of time: ticks and phases.
     fn keep_time(&mut self, now: Instant) -> io::Result<()> {
         self.manager.ping(now);
         if self.reap_at.is_some_and(|at| at <= now) {
@@ -510,7 +512,7 @@ impl Supervisor {
         Ok(())
     }
 
-    /// A job that can't be sent for the moment waits; those that run go on.
+    /// Sends packets. A job that can't be sent at the moment waits; running ones continue.
     fn send_later(&mut self, now: Instant, error: &io::Error) {
         self.send_from = Some(now + TICK);
         self.tell_of_shortage(now, "send jobs to the processes that run them", error);
@@ -535,7 +537,7 @@ impl Supervisor {
         self.pools[pool].policy.put_back(task, with_bytes);
     }
 
-    /// Takes back what has not begun of a packet: to be sent again, or handed back at the end.
+    /// Takes back the jobs of a packet that have not begun: to be sent again, or handed back at the end.
     fn take_back(&mut self, place: usize, end: PacketEnd) {
         let Some(left) = self.outstanding.take_back(place, end) else {
             return;
@@ -559,8 +561,8 @@ impl Supervisor {
         }
     }
 
-    /// Looks for slots that have been at one job for a while, takes back what waits behind it, and
-    /// hands what is too much here back to the broker.
+    /// Finds slots that have had the same job for a while, takes back the jobs behind it, and hands surplus
+    /// jobs back to the broker.
     fn tick(&mut self, now: Instant) {
         self.find_reserved();
         for pool in 0..self.pools.len() {
@@ -574,7 +576,7 @@ impl Supervisor {
             let is_alone = self.pools[pool].is_alone;
             let policy = &mut self.pools[pool].policy;
             policy.set_stuck(self.outstanding.stuck(pool));
-            // They would come back at once, as long as no other worker has a slot for them.
+            // They would come straight back while no other worker has a slot for them.
             let surplus = match is_alone {
                 true => Vec::new(),
                 false => policy.surplus(),
@@ -583,7 +585,8 @@ impl Supervisor {
             if credit == Credit::Withdraw {
                 self.withdraw(pool);
             }
-            // While nothing moves there is nothing to look for until something is sent or comes in.
+            // While nothing changes, there is nothing to look for until a packet is sent or an outcome comes
+            // in.
             if look.again || !surplus.is_empty() || credit != Credit::Keep {
                 self.tick_at = Some(now + TICK);
             }
@@ -591,7 +594,7 @@ impl Supervisor {
         }
     }
 
-    /// A child has ended: an orphan of a job, unless it is the zygote, which tells so by its closed socket.
+    /// Handles an exited child: an orphan of a job, or the zygote, whose closed socket reports its end.
     fn hear_ends(&mut self) {
         let mut heard = [0; 64];
         while let Ok((_, 1..)) = recv(&self.ends, &mut heard[..], RecvFlags::empty()) {}
@@ -640,12 +643,12 @@ impl Supervisor {
         }
     }
 
-    /// Nothing new from here on; what has not begun goes back.
+    /// Stops taking new jobs; jobs that have not begun are handed back.
     fn begin_draining(&mut self, until: Option<Instant>) {
         let was_draining = matches!(self.phase, Phase::Draining { .. });
         self.phase = Phase::Draining { until };
         if until.is_some() {
-            // A drain has no limit, and a service manager would count its own.
+            // A drain has no limit, but a service manager would apply its own.
             self.manager.stopping();
         }
         if was_draining {
@@ -662,7 +665,7 @@ impl Supervisor {
         }
     }
 
-    /// Closes the socket that children pull from: each ends when it finds it so.
+    /// Closes the socket that children pull from: each exits when it notices.
     fn begin_leaving(&mut self, now: Instant) {
         let grace = match self.phase {
             Phase::Draining { until: Some(until) } => until,
@@ -707,7 +710,7 @@ impl Supervisor {
         }
     }
 
-    /// Settles what is left, and tells the broker goodbye.
+    /// Settles the remaining jobs, and says goodbye to the broker.
     fn leave(&mut self) {
         if let Some(zygote) = self.zygote.take() {
             zygote.leave();
@@ -716,7 +719,7 @@ impl Supervisor {
         self.settlements.give_back(left);
         self.commit();
         if let Some(broker) = &self.broker {
-            // A question that a broker out of reach has not answered is not waited for.
+            // Don't wait for a query that an unreachable broker has not answered.
             let patience = match self.inbox.unconfirmed() {
                 0 => Duration::ZERO,
                 _ => CONFIRM_WITHIN,

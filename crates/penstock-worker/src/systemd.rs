@@ -1,4 +1,4 @@
-//! What a service manager is told, where there is one that asks: `sd_notify(3)`, a datagram for each state.
+//! Notifies a service manager that asks for it: `sd_notify(3)`, one datagram per state.
 
 use std::env;
 use std::io;
@@ -7,14 +7,14 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::{Duration, Instant};
 
-/// Variables that are for this process alone: a job's programs must not speak for the service.
+/// Variables for this process alone: programs that jobs start must not speak for the service.
 pub const VARIABLES: [&str; 3] = ["NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"];
 
-/// Tells a service manager how the worker is. Without one it says nothing.
+/// Reports the worker's state to a service manager. Does nothing without one.
 #[derive(Default)]
 pub struct Notifier {
     manager: Option<(UnixDatagram, SocketAddr)>,
-    /// How often it hears that the worker lives, and when next.
+    /// Interval of the watchdog messages, and time of the next one.
     watchdog: Option<(Duration, Instant)>,
     said: String,
     is_stopping: bool,
@@ -47,19 +47,19 @@ impl Notifier {
         }
     }
 
-    /// Says that the worker has begun to run jobs.
+    /// Reports that the worker has started to run jobs.
     pub fn ready(&self) {
         self.send("READY=1");
     }
 
-    /// Says that the worker ends; from here on the manager counts its own limit.
+    /// Reports that the worker is stopping; from now on the manager applies its own stop limit.
     pub fn stopping(&mut self) {
         if !std::mem::replace(&mut self.is_stopping, true) {
             self.send("STOPPING=1");
         }
     }
 
-    /// A line for people, in `systemctl status`; the same one is said once.
+    /// Reports a line for `systemctl status`; repeated lines are sent once.
     pub fn status(&mut self, status: String) {
         if self.manager.is_some() && self.said != status {
             self.send(&format!("STATUS={status}"));
@@ -71,7 +71,7 @@ impl Notifier {
         self.watchdog.map(|(_, at)| at)
     }
 
-    /// Says that the worker's loop goes round, if that is due.
+    /// Sends the watchdog message if it is due.
     pub fn ping(&mut self, now: Instant) {
         let Some((every, at)) = &mut self.watchdog else {
             return;
@@ -100,7 +100,7 @@ fn reach(place: &str) -> io::Result<(UnixDatagram, SocketAddr)> {
         Some(_) => return Err(io::ErrorKind::Unsupported.into()),
     };
     let socket = UnixDatagram::unbound()?;
-    // A manager that does not read must not hold up the worker.
+    // A manager that does not read must not block the worker.
     socket.set_nonblocking(true)?;
     Ok((socket, manager))
 }

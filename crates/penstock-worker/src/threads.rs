@@ -1,12 +1,12 @@
-//! Settings of the system for a process with many threads.
+//! Configures the system for a process with many threads.
 
-/// Has the threads of this process share two arenas of the allocator, unless the environment says otherwise. By default
-/// each gets one of its own, up to eight for each processor, and what a job frees in one is of no use to the next job in
-/// another: the memory of such a process grows for hours.
+/// Makes this process's threads share two arenas of the allocator, unless the environment sets another number.
+/// By default each thread gets its own, up to eight per processor. Memory that a job frees in one arena is
+/// useless to the next job in another, so the process would grow for hours.
 pub fn limit_arenas() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     if std::env::var_os("MALLOC_ARENA_MAX").is_none() {
-        // SAFETY: it changes a number of the allocator's. Threads that run already keep their arenas.
+        // SAFETY: it only changes a number in the allocator. Running threads keep their arenas.
         unsafe {
             libc::mallopt(libc::M_ARENA_MAX, 2);
         }

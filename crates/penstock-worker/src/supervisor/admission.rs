@@ -1,4 +1,4 @@
-//! The worker's limit of memory: a job does not start where its task's usual peak would not fit.
+//! Enforces the worker's memory limit: a job does not start if its task's usual peak would not fit.
 //!
 //! ```text
 //!     used        memory of the supervisor and the zygote, and what each child has of its own
@@ -6,10 +6,11 @@
 //!     fits        used + reserved + the task's usual peak <= limit
 //! ```
 //!
-//! A task whose jobs don't fit is *held*: those that came go back to the broker, and it sends no more of them, since the
-//! consumer of their pool no longer names the task. A consumer without credit names it in that time: the broker sends it nothing, and knows
-//! that somebody has the task. Other tasks go on. While nothing runs anything may start, or a job that is larger than the
-//! limit would wait for ever. A task of which nothing is known is held only when nearly all is in use.
+//! A task whose jobs don't fit is *held*. Its received jobs go back to the broker, which sends no more, because
+//! the consumer of their pool no longer names the task. A consumer without credit names it meanwhile: the
+//! broker sends it nothing, but knows that a worker has the task. Other tasks continue. While nothing runs, any
+//! job may start; otherwise a job larger than the limit would wait forever. An unknown task is held only when
+//! nearly all memory is in use.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -22,35 +23,35 @@ use super::{End, Phase, Supervisor};
 use crate::memory::in_words;
 use crate::policy::{HandOut, TaskIndex};
 
-/// Share of the limit in use from which on no job starts whose peak is not known.
+/// Share of the limit in use above which no job with an unknown peak starts.
 const NEARLY_ALL_PERCENT: u64 = 95;
-/// Peaks below this are not reckoned with.
+/// Peaks below this are ignored.
 const SMALL: u64 = 1 << 20;
-/// How often the log says that a task is held.
+/// Interval of log lines that a task is held.
 const TELL_EVERY: Duration = Duration::from_secs(60);
 
-/// A job that is on its way or runs, and needs memory.
+/// Job that is on its way or running, and needs memory.
 #[derive(Clone, Copy, Debug)]
 struct Reserved {
     bytes: u64,
-    /// The child that has it, with the memory of its own when that was first known.
+    /// Child that has it, with the child's own memory when that was first known.
     child: Option<(u32, u64)>,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Admission {
     limit: Option<u64>,
-    /// By place.
+    /// Reservations, by place.
     reserved: BTreeMap<usize, Reserved>,
-    /// Tasks of the pools that the broker is told not to send.
+    /// Tasks of the pools that the broker must not send.
     held: BTreeSet<String>,
     told: BTreeMap<String, Instant>,
-    /// Something has changed since held tasks were looked at.
+    /// Whether something has changed since held tasks were last checked.
     has_changed: bool,
 }
 
-/// Bytes that these jobs have not taken yet. `own`: what a child has of its own now. What it has grown since the first of its
-/// jobs began is among what is used, and must not be counted twice.
+/// Returns the bytes that these jobs have not taken yet. `own` is the child's present own memory. Its growth
+/// since the first of its jobs began already counts as used, and must not count twice.
 fn still_to_come<'a>(
     reserved: impl Iterator<Item = &'a Reserved>,
     own: impl Fn(u32) -> u64,
@@ -76,7 +77,7 @@ fn still_to_come<'a>(
 }
 
 impl Supervisor {
-    /// Reads the limit once the app is loaded. False: that takes more.
+    /// Computes the limit once the app is loaded. False: the app needs more.
     pub(super) fn has_room_for_app(&mut self) -> bool {
         self.look_at_base();
         let limit = self.memory.limit();
@@ -102,19 +103,19 @@ impl Supervisor {
         true
     }
 
-    /// Bytes in use.
+    /// Returns the bytes in use.
     fn used(&self) -> u64 {
         let own = self.children.iter().filter(|child| child.is_alive());
         self.memory.base + own.map(|child| child.memory.own).sum::<u64>()
     }
 
-    /// Bytes that jobs on their way and running ones have not taken yet, and will.
+    /// Returns the bytes that running jobs and jobs on their way will still take.
     fn reserved(&self) -> u64 {
         let own = |child: u32| self.children[child as usize].memory.own;
         still_to_come(self.admission.reserved.values(), own)
     }
 
-    /// Bytes in use and the limit, if there is no room for one more process of the usual size.
+    /// Returns the bytes in use and the limit, if there is no room for one more process of the usual size.
     pub(super) fn lacks_memory(&self) -> Option<(u64, u64)> {
         let limit = self.admission.limit?;
         let own = self.children.iter().filter(|child| child.is_alive());
@@ -137,7 +138,8 @@ impl Supervisor {
         }
     }
 
-    /// Holds the task of this pool's next job, if that does not fit now. False: the next may go, if there is one.
+    /// Holds the task of this pool's next job if that does not fit now. False: the next job may go, if there is
+    /// one.
     pub(super) fn is_next_held(&mut self, pool: usize, now: Instant) -> bool {
         if self.admission.limit.is_none() {
             return false;
@@ -185,7 +187,7 @@ impl Supervisor {
         !self.admission.held.is_empty()
     }
 
-    /// This packet is about to be sent.
+    /// Reserves memory for a packet that is about to be sent.
     pub(super) fn reserve(&mut self, pool: usize, hand_out: &HandOut<Delivery>) {
         let task = self.pools[pool].policy.task_name(hand_out.task);
         if self.admission.limit.is_some()
@@ -198,13 +200,13 @@ impl Supervisor {
         }
     }
 
-    /// Frees what was reserved for a packet that has ended or was taken back.
+    /// Frees the reservation of a packet that has ended or was taken back.
     pub(super) fn release(&mut self, place: usize) {
         self.admission.reserved.remove(&place);
         self.admission.has_changed = true;
     }
 
-    /// Notes which children have the jobs that memory is reserved for.
+    /// Records which children have the jobs with reservations.
     pub(super) fn find_reserved(&mut self) {
         for (place, reserved) in &mut self.admission.reserved {
             if reserved.child.is_none()
@@ -216,12 +218,12 @@ impl Supervisor {
         }
     }
 
-    /// Memory was looked at.
+    /// Notes new memory figures.
     pub(super) fn look_at_held(&mut self) {
         self.admission.has_changed = true;
     }
 
-    /// Takes up held tasks again whose jobs fit now.
+    /// Releases held tasks whose jobs fit now.
     pub(super) fn let_go(&mut self) {
         if !std::mem::take(&mut self.admission.has_changed) || !self.is_holding() {
             return;
@@ -236,14 +238,14 @@ impl Supervisor {
         }
     }
 
-    /// Tasks of a pool that the broker may send.
+    /// Returns the tasks of a pool that the broker may send.
     pub(super) fn wanted_tasks(&self, pool: usize) -> Vec<String> {
         let tasks = self.pools[pool].tasks().iter();
         let wanted = tasks.filter(|task| !self.admission.held.contains(*task));
         wanted.cloned().collect()
     }
 
-    /// Tells the broker which tasks are held, and which are not.
+    /// Updates the broker's view of held tasks.
     fn tell_tasks(&self) {
         let Some(broker) = &self.broker else {
             return;
@@ -265,7 +267,7 @@ impl Supervisor {
                 consume(pool, self.wanted_tasks(pool));
             }
         }
-        // Numbered behind those of the pools; it has no credit, ever.
+        // Numbered after those of the pools; it never has credit.
         let held = self.admission.held.iter().cloned().collect();
         consume(self.pools.len(), held);
     }
@@ -293,7 +295,7 @@ pub(crate) mod tests {
         check(&[(100, None), (100, None)], 200);
         check(&[(100, Some((0, 10)))], 40);
         check(&[(50, Some((0, 10)))], 0);
-        // Two jobs of one child share what that has grown.
+        // Two jobs of one child share its growth.
         check(&[(50, Some((1, 0))), (50, Some((1, 10)))], 80);
         check(
             &[(100, Some((0, 70))), (100, Some((1, 20))), (1, None)],

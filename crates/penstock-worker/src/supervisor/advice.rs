@@ -1,12 +1,13 @@
-//! Advice on tasks whose jobs mostly wait, each with a process to itself.
+//! Advises on tasks whose jobs mostly wait, each occupying a process.
 
 use std::collections::BTreeMap;
 
 /// Number of jobs of a task that are measured before it is judged.
 const JOBS: u64 = 32;
-/// Mean run time below which a task is not named: 5 ms. Its waits are too short to matter.
+/// Mean run time below which a task is not mentioned: 5 ms. Its waits are too short to matter.
 const SHORTEST_NS: u64 = 5_000_000;
-/// Highest share of CPU time of a task that is named: with more, its jobs would delay each other in one process.
+/// Maximum share of CPU time of a task that is mentioned. With more, its jobs would delay each other in one
+/// process.
 const MOST_CPU_PERCENT: u64 = 5;
 
 /// Measurements of tasks that run in processes, by name.
@@ -20,7 +21,7 @@ struct Measured {
     jobs: u64,
     run_ns: u64,
     cpu_ns: u64,
-    /// Whether there is nothing more to say: it was named, or its author has chosen a process.
+    /// Whether there is nothing more to say: it was mentioned, or its author has chosen a process.
     is_settled: bool,
 }
 
@@ -30,8 +31,8 @@ impl Advice {
         self.measured(task).is_settled = true;
     }
 
-    /// Adds a job's run time and CPU time. Returns the share of its time that the task waits, in per cent, once, if it is at
-    /// least 95 %.
+    /// Adds a job's run time and CPU time. Returns the share of its time that the task waits, in per cent,
+    /// once, if it is at least 95 %.
     pub(super) fn observe(&mut self, task: &str, run_ns: u64, cpu_ns: u64) -> Option<u64> {
         let measured = self.measured(task);
         if measured.is_settled {
@@ -65,7 +66,7 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// What is said after so many jobs of one kind.
+    /// Returns the advice after this many jobs of one kind.
     fn said(advice: &mut Advice, jobs: u64, run_ns: u64, cpu_ns: u64) -> Vec<u64> {
         let observed = (0..jobs).map(|_| advice.observe("shop.fetch", run_ns, cpu_ns));
         observed.flatten().collect()

@@ -1,4 +1,4 @@
-//! Jobs that somebody has cancelled while this worker holds them. The broker asks, and ends them once they are released.
+//! Cancels jobs that this worker holds. The broker asks for it, and ends the jobs once they are released.
 //!
 //! ```text
 //!     waits here, or in a packet behind another     released at once: it never began
@@ -16,14 +16,14 @@ use crate::order::Order;
 use crate::policy::PacketEnd;
 
 impl Supervisor {
-    /// Stops these jobs. An order may come again, after each reconnect.
+    /// Stops these jobs. An order may be repeated after each reconnect.
     pub(super) fn cancel(&mut self, orders: Vec<CancelOrder>, now: Instant) {
         let orders: HashMap<Lease, CancelOrder> = orders
             .into_iter()
             .map(|order| (order.lease, order))
             .collect();
         let leases: HashSet<Lease> = orders.keys().copied().collect();
-        // What has not begun of their packets goes back to the policy, and is found there.
+        // The jobs of their packets that have not begun go back to the policy, which finds them there.
         for place in self.outstanding.places_with(&leases) {
             self.take_back(place, PacketEnd::TakenBack);
         }

@@ -1,5 +1,5 @@
-//! Slots of jobs that wait for others. A job whose wait takes longer than a moment is *parked*: others run in its place, and when
-//! its wait is over it has a slot back before any job begins.
+//! Lends the slots of jobs that wait for others. A job that waits longer than a moment is *parked*: other jobs
+//! run in its slot. When its wait is over it has a slot back before any new job begins.
 //!
 //! ```text
 //!     runs ─▶ waits ─▶ parked ─▶ wants its turn ─▶ runs
@@ -13,11 +13,11 @@
 //! | thread | one more thread, which the child starts when there is a job to take |
 //! | async | another coroutine |
 //!
-//! Nothing is run on the stack of the job that waits: its process or thread keeps what it has, its memory and its connections.
-//! Substitutes that have nothing to do are closed after a while.
+//! No other job runs on the stack of the waiting job: its process or thread keeps its memory and its
+//! connections. Idle substitutes are closed after a while.
 //!
-//! Which job goes on when is decided in policy.rs; a child tells of waits by frames (packet.rs) and hears of turns by a word
-//! of the claim (page.rs).
+//! policy.rs decides which job continues when. A child reports waits by frames (packet.rs) and learns of turns
+//! from a word of the claim (page.rs).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -33,41 +33,41 @@ use crate::memory::in_words;
 use crate::packet::{Wait, WaitFrame};
 use crate::policy::{PacketEnd, Turn};
 
-/// A job that would have a substitute forked waits so long for one of the processes that there are.
+/// Time that a job waits for an existing process before a substitute is forked for it.
 const FORK_AFTER: Duration = Duration::from_millis(5);
-/// Substitutes that have not been needed for so long are closed.
+/// Time after which an unneeded substitute is closed.
 const KEEP_SPARE: Duration = Duration::from_secs(5);
-/// How often the log says that slots are not lent.
+/// Interval of log lines that slots are not lent.
 const TELL_EVERY: Duration = Duration::from_secs(60);
 
-/// What is lent of a pool.
+/// Lending state of a pool.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Lending {
-    /// Jobs that are parked in processes which are there to stay.
+    /// Number of jobs parked in processes that stay.
     pub(super) parked: usize,
-    /// Jobs that are parked in closing processes.
+    /// Number of jobs parked in closing processes.
     pub(super) closing: usize,
     /// Numbers of children beyond those of the pool, for substitutes.
     pub(super) substitutes: usize,
-    /// Since when a job has waited for a process.
+    /// Time since which a job has waited for a process.
     short_since: Option<Instant>,
-    /// Fewest spare processes since then.
+    /// Minimum number of spare processes since then.
     spare_since: Option<(Instant, usize)>,
-    /// When a job has ended last while others were parked.
+    /// Time at which a job last ended while others were parked.
     ended_at: Option<Instant>,
-    /// Until when the next job is kept waiting.
+    /// Time until which the next job is held up.
     kept_until: Option<Instant>,
 }
 
 impl Lending {
-    /// A process with so many parked jobs takes no more.
+    /// Number of parked jobs with which a process accepts no more.
     pub(super) fn close(&mut self, parked: usize) {
         self.parked -= parked;
         self.closing += parked;
     }
 }
 
-/// A job that waits for others and keeps its slot.
+/// Job that waits for others and keeps its slot.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Held {
     child: u32,
@@ -75,7 +75,7 @@ pub(super) struct Held {
 }
 
 impl Layout {
-    /// How many of its jobs may be parked at a time.
+    /// Returns the maximum number of its parked jobs.
     pub(super) fn max_parked(&self, given: Option<u32>) -> u32 {
         // A process that runs its job alone has no other slots to lend.
         let kind = match self.lends_children() {
@@ -86,7 +86,7 @@ impl Layout {
     }
 }
 
-/// Numbers of children and places that there are to be, given those that are needed if nothing is lent.
+/// Returns the numbers of children and places to reserve, given those that are needed without lending.
 pub(super) fn room(
     layout: &[Layout],
     max_parked: Option<u32>,
@@ -98,7 +98,7 @@ pub(super) fn room(
         more_places = more_places.saturating_add(most);
         if pool.lends_children() {
             more_children = more_children.saturating_add(most);
-            // A packet may wait for each child, besides the one that it has.
+            // A packet may wait for each child, in addition to the one that it has.
             more_places = more_places.saturating_add(most);
         }
     }
@@ -109,12 +109,12 @@ pub(super) fn room(
 }
 
 impl Supervisor {
-    /// How many jobs are parked.
+    /// Returns the number of parked jobs.
     pub(super) fn parked(&self) -> usize {
         self.pools.iter().map(|pool| pool.policy.parked()).sum()
     }
 
-    /// A child tells of a wait. What it tells of a job that has ended is of no interest.
+    /// Handles a child's report of a wait. Ignores one of a job that has ended.
     pub(super) fn hear_wait(&mut self, child: u32, frame: WaitFrame, now: Instant) {
         let Some((pool, task)) = self.outstanding.waiting(child, &frame) else {
             return;
@@ -122,10 +122,10 @@ impl Supervisor {
         let place = usize::from(frame.place);
         let is_parked = self.outstanding.parked_since(place).is_some();
         match frame.what {
-            // It has begun another wait before it had its turn.
+            // The job has begun another wait before its turn.
             Wait::Begun if is_parked => self.pools[pool].policy.drop_turn(place),
             Wait::Begun => {
-                // A job that is waited for may be behind this one.
+                // An awaited job may be behind this one.
                 self.take_back(place, PacketEnd::Slow);
                 if self.may_park(pool, now) && self.pools[pool].policy.park(task) {
                     self.park(pool, place, child);
@@ -152,7 +152,7 @@ impl Supervisor {
         }
     }
 
-    /// Whether one more job of a pool may be parked; if not, the log says why.
+    /// Whether one more job of a pool may be parked; if not, logs why.
     fn may_park(&mut self, pool: usize, now: Instant) -> bool {
         let most = self.pools[pool].policy.max_parked();
         let is_process = self.pools[pool].lends_children();
@@ -179,7 +179,7 @@ impl Supervisor {
         false
     }
 
-    /// Whether a job of this pool can be parked, and another run in a process of its own.
+    /// Whether a job of this pool can be parked while another runs in its own process.
     fn has_number_for(&self, number: usize) -> bool {
         let pool = &self.pools[number];
         pool.lending.substitutes > pool.policy.parked()
@@ -213,7 +213,8 @@ impl Supervisor {
         self.hand_back(number);
     }
 
-    /// Hands back what a pool holds and can't begin at once: of what the broker sends next, jobs that are waited for come first.
+    /// Hands back jobs of a pool that can't begin at once. Awaited jobs come first among those that the broker
+    /// sends next.
     fn hand_back(&mut self, number: usize) {
         if self.pools[number].is_alone {
             return;
@@ -226,7 +227,7 @@ impl Supervisor {
         self.settlements.give_back(surplus);
     }
 
-    /// The wait of the job at this place is over, whatever became of it: it has its slot again, or has ended.
+    /// Ends the wait of the job at this place: the job has its slot again, or has ended.
     pub(super) fn forget_wait(&mut self, place: usize) {
         if !self.held.is_empty() {
             self.held.remove(&place);
@@ -265,7 +266,7 @@ impl Supervisor {
         }
     }
 
-    /// A packet of this pool has ended: a parked job may have waited for that.
+    /// Notes that a packet of this pool has ended: a parked job may have waited for that.
     pub(super) fn keep_for_turns(&mut self, number: usize) {
         let pool = &mut self.pools[number];
         if pool.policy.parked() > 0 {
@@ -273,7 +274,7 @@ impl Supervisor {
         }
     }
 
-    /// Whether the next job of this pool has to wait for a moment, in which a parked job may want its slot back.
+    /// Whether to hold up the next job of this pool briefly, because a parked job may want its slot back.
     pub(super) fn is_kept(&mut self, number: usize, now: Instant) -> bool {
         let pool = &mut self.pools[number];
         let keep = Duration::from_nanos(pool.policy.keep_ns());
@@ -282,7 +283,7 @@ impl Supervisor {
         pool.lending.kept_until.is_some()
     }
 
-    /// Has jobs go on whose waits are over, and processes come and go for those that wait. To be called after each pass.
+    /// Resumes jobs whose waits are over, and starts and closes substitutes. Must be called after each pass.
     pub(super) fn lend(&mut self, now: Instant) {
         for pool in 0..self.pools.len() {
             if self.pools[pool].policy.has_turns() {
@@ -314,7 +315,7 @@ impl Supervisor {
             if !self.pools[pool].policy.has_turns() {
                 return;
             }
-            // Those that have not begun let them go first.
+            // Jobs that have not begun let them go first.
             let unclaimed = self.outstanding.unclaimed(pool);
             if unclaimed.is_empty() {
                 match self.swap(pool) {
@@ -328,13 +329,13 @@ impl Supervisor {
             }
             self.hand_back(pool);
             if self.pools[pool].policy.active() == before {
-                // They were claimed in this moment.
+                // They were claimed just now.
                 return;
             }
         }
     }
 
-    /// Has a job go on in place of one that waits and had to keep its slot. False: there are no two such.
+    /// Resumes a job in place of one that waits and had to keep its slot. False: there is no such pair.
     fn swap(&mut self, pool: usize) -> bool {
         let Some(turn) = self.pools[pool].policy.first_turn() else {
             return false;
@@ -355,8 +356,8 @@ impl Supervisor {
         true
     }
 
-    /// Tells the broker of pools whose slots are all kept by jobs that wait. It knows whether what they wait for can run elsewhere,
-    /// and has one of them fail if nothing can.
+    /// Reports pools to the broker whose slots are all held by waiting jobs. The broker knows whether the
+    /// awaited jobs can run elsewhere, and fails one of the waits if none can.
     fn tell_held(&mut self) {
         for number in 0..self.pools.len() {
             let jobs = self.keepers(number);
@@ -367,7 +368,7 @@ impl Supervisor {
             pool.policy.set_held(!jobs.is_empty());
             pool.told_held.clone_from(&jobs);
             if !jobs.is_empty() {
-                // What it holds is not to seem on its way to a slot.
+                // Jobs that it holds must not seem to be on their way to a slot.
                 for place in self.outstanding.unclaimed(number) {
                     self.take_back(place, PacketEnd::TakenBack);
                 }
@@ -388,7 +389,8 @@ impl Supervisor {
         }
     }
 
-    /// The jobs that keep all slots of a pool while they wait for others; none, if there is a slot that they do not keep.
+    /// Returns the jobs that hold all slots of a pool while they wait for others; none if a slot is free of
+    /// them.
     fn keepers(&self, number: usize) -> Vec<MessageId> {
         let pool = &self.pools[number];
         let is_serving = self.phase == Phase::Serving && !self.is_paused;
@@ -408,7 +410,7 @@ impl Supervisor {
         }
     }
 
-    /// Parks jobs that had to keep their slots, now that others are parked no more.
+    /// Parks jobs that had to keep their slots, once others are no longer parked.
     fn park_held(&mut self, now: Instant) {
         let held: Vec<Held> = self.held.values().copied().collect();
         for Held { child, frame } in held {
@@ -443,13 +445,13 @@ impl Supervisor {
             lending.short_since = None;
             match self.add_child(number, now) {
                 Some(_) => self.pools[number].lending.substitutes += 1,
-                // Those that are closing come free.
+                // Closing ones will become free.
                 None => self.pools[number].lending.short_since = Some(now + TICK),
             }
         }
     }
 
-    /// Closes processes that were forked for parked jobs' slots and are not needed any more.
+    /// Closes processes that were forked for lent slots and are no longer needed.
     fn close_spare(&mut self, number: usize, now: Instant) {
         let spare = self.pools[number].spare();
         let lending = &mut self.pools[number].lending;
@@ -489,7 +491,7 @@ impl Supervisor {
         }
     }
 
-    /// When there is something to do for jobs that wait.
+    /// Returns when something is next due for waiting jobs.
     pub(super) fn next_lending(&self) -> Option<Instant> {
         let pools = self.pools.iter().map(|pool| &pool.lending);
         let at = |lending: &Lending| {
@@ -503,7 +505,8 @@ impl Supervisor {
         pools.filter_map(at).min()
     }
 
-    /// A process for single jobs has ended: whether its number was that of a substitute which is not needed any more.
+    /// Handles the exit of a process for single jobs: returns whether its number was that of a substitute that
+    /// is no longer needed.
     pub(super) fn is_substitute_no_more(&mut self, number: u32) -> bool {
         let child = &mut self.children[number as usize];
         let pool = &mut self.pools[child.pool];
@@ -516,7 +519,7 @@ impl Supervisor {
         is_over
     }
 
-    /// All processes are gone: none is forked for jobs that were parked.
+    /// Resets lending once all processes are gone: none is forked for jobs that were parked.
     pub(super) fn forget_substitutes(&mut self) {
         for number in 0..self.pools.len() {
             let most = self.pools[number].config.children() as usize;

@@ -1,7 +1,7 @@
-//! Orders to running jobs, from their limits and from people, and the end of those that do not obey.
+//! Sends orders to running jobs, from their limits and from people, and ends jobs that don't obey.
 //!
-//! An order is written where the job's child looks, and the child is signalled (SIGURG, which harms no program that does
-//! not know of it). A job that has not ended within the kill grace after it was stopped is condemned:
+//! An order is written where the job's child looks, and the child is signalled (with SIGURG, which a program
+//! that does not know it ignores). A job that has not ended within the kill grace after its stop is condemned:
 //!
 //! ```text
 //!     alone in its process     the process is killed, and replaced
@@ -9,8 +9,9 @@
 //!                              end, within the grace of a worker that stops; then it is killed
 //! ```
 //!
-//! What the condemned job was, it is settled as: a job whose time was over goes to a child once more, which does not run it
-//! but fails it, as only Python can (retries, the record of the error). Its neighbours are handed back.
+//! A condemned job is settled by its order. A job whose time had passed goes to a child once more, which fails
+//! it without running it, as only Python can (retries, the record of the error). Its neighbours are handed
+//! back.
 
 use std::time::{Duration, Instant};
 
@@ -25,25 +26,25 @@ use crate::order::Order;
 use crate::outstanding::{Given, Running};
 use crate::policy::TaskIndex;
 
-/// The header by which a child knows a job that it is not to run but to fail, as its limit was over; the value says why. It
-/// never leaves this worker.
+/// Header that tells a child to fail a job instead of running it, because its limit has passed; the value says
+/// why. It never leaves this worker.
 pub(super) const OVER: &str = "penstock.over";
 
-/// How often an evicted child is looked at.
+/// Interval of checking an evicted child.
 const LOOK_AT_EVICTED: Duration = Duration::from_millis(50);
 
 /// Result of an order to the job of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Told {
-    /// It runs, and has its order.
+    /// It is running, and has its order.
     Running,
-    /// It waits here, and has not begun.
+    /// It is waiting here, and has not begun.
     Waiting,
     /// This worker does not have it.
     NotHere,
 }
 
-/// A job that did not end when it was ordered to, and whose process has.
+/// Job that did not end when it was ordered to, and whose process has.
 #[derive(Debug)]
 pub(super) struct Condemned {
     pool: usize,
@@ -52,18 +53,18 @@ pub(super) struct Condemned {
     why: String,
 }
 
-/// A child that takes no more, and is to end.
+/// Child that takes no more jobs, and must exit.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Evicted {
     number: u32,
-    /// Its jobs may end until then.
+    /// Time until which its jobs may end.
     until: Instant,
     look_at: Instant,
 }
 
 impl Supervisor {
-    /// Orders the job that has this lease to stop, or to wind up. To be repeated at will. What has ended, or ends just now,
-    /// ends as it does; the job that follows it is never hit.
+    /// Orders the job that has this lease to stop, or to clean up. May be repeated. A job that has ended, or is
+    /// just ending, is unaffected, and the job after it is never hit.
     pub(super) fn order(&mut self, lease: &Lease, order: Order, now: Instant) -> Told {
         if let Some((place, index)) = self.outstanding.find(lease) {
             let grace = self.config.kill_grace;
@@ -83,23 +84,23 @@ impl Supervisor {
         }
     }
 
-    /// Leaves a job that was ordered to stop no more time.
+    /// Cancels the remaining time of a job that was ordered to stop.
     pub(super) fn hasten(&mut self, lease: &Lease, now: Instant) {
         if let Some((place, index)) = self.outstanding.find(lease) {
             self.outstanding.hasten(place, index, now);
         }
     }
 
-    /// Has a child look for orders.
+    /// Makes a child look for orders.
     pub(super) fn signal(&self, number: u32) {
-        // Were its number a stranger's by now, that would ignore this signal, unless it is of those who send it to
-        // themselves all the time.
+        // Even if its number were another process's by now, that would ignore this signal, unless it uses
+        // SIGURG itself.
         if let Some(pid) = self.pid_of(number).and_then(Pid::from_raw) {
             let _ = kill_process(pid, Signal::URG);
         }
     }
 
-    /// When the next limit is to be looked at.
+    /// Returns when to check the next limit.
     pub(super) fn next_limit(&self) -> Option<Instant> {
         let evicted = self.evicted.iter().map(|evicted| evicted.look_at);
         match self.phase {
@@ -147,7 +148,7 @@ impl Supervisor {
         let id = delivery.message.id;
         let why = self.why(delivery, place);
         let (_, neighbours) = self.count_condemned(child);
-        // It may be that it is replaced anyway.
+        // Perhaps it is replaced anyway.
         let is_closing = self.children[child as usize].closing.is_some();
         if neighbours == 0 {
             tracing::error!(job = %id, "{why}: its process is killed, and another takes its place");
@@ -172,7 +173,7 @@ impl Supervisor {
         }
     }
 
-    /// Says for a person what a condemned job did not do.
+    /// Describes for people what a condemned job did not do.
     fn why(&self, delivery: &Delivery, place: usize) -> String {
         let grace = self.config.kill_grace.as_secs_f32();
         let task = &delivery.message.task;
@@ -193,7 +194,7 @@ impl Supervisor {
         }
     }
 
-    /// How many jobs a child runs that are condemned, and how many that are not.
+    /// Returns how many of a child's jobs are condemned, and how many are not.
     fn count_condemned(&self, child: u32) -> (usize, usize) {
         let places = self.outstanding.places_of(Some(child)).into_iter();
         let running = places.filter_map(|place| self.outstanding.running(place));
@@ -213,7 +214,7 @@ impl Supervisor {
     pub(super) fn look_at_evicted(&mut self, number: u32, now: Instant) {
         let (condemned, neighbours) = self.count_condemned(number);
         if condemned == 0 {
-            // They have ended after all, and the process leaves by itself.
+            // Its jobs have ended after all, and the process exits on its own.
             return self.forget_evicted(number);
         }
         let is_it = |evicted: &&mut Evicted| evicted.number == number;
@@ -230,7 +231,7 @@ impl Supervisor {
         self.evicted.retain(|evicted| evicted.number != number);
     }
 
-    /// The job at a place that was condemned, if it still runs: where it belongs, what it was ordered and what it did not
+    /// Returns the condemned job at a place, if it is still running: its pool, its order, and what it did not
     /// do.
     pub(super) fn why_condemned(&self, place: usize) -> Option<Condemned> {
         let running = self.outstanding.running(place)?;
@@ -269,7 +270,7 @@ impl Supervisor {
     }
 }
 
-/// Why a job's time was over, if it was, so that nobody runs it again as if nothing had been.
+/// Returns why a job's time had passed, if it had, so that it is not simply run again.
 pub(super) fn over(delivery: &Delivery) -> Option<String> {
     let extras: &Extras = delivery.message.extras.as_deref()?;
     let (_, why) = extras.headers.iter().find(|(name, _)| name == OVER)?;

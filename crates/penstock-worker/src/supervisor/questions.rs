@@ -1,7 +1,9 @@
-//! Questions of people, which come through the broker: to pause, resume, drain, stop or resize this worker.
+//! Answers questions from people, which come through the broker: to pause, resume, drain, stop or resize this
+//! worker.
 //!
-//! A paused worker is as it was, but begins nothing: what waits here goes back to the broker, whose consumers of this worker
-//! have no credit. So other workers have the jobs, and the broker tells nobody that no worker has the task.
+//! A paused worker keeps its tasks, but begins no jobs: waiting ones go back to the broker, where this worker's
+//! consumers have no credit. So other workers get the jobs, and the broker does not report that no worker has
+//! the task.
 
 use std::time::Instant;
 
@@ -12,7 +14,7 @@ use crate::policy::PacketEnd;
 use crate::question::{Question, Reply, Standing};
 
 impl Supervisor {
-    /// Answers questions, once they are carried out.
+    /// Answers questions once they are carried out.
     pub(super) fn hear_asks(&mut self, asks: Vec<Ask>, now: Instant) {
         for ask in asks {
             let reply = match Question::decode(&ask.question) {
@@ -58,7 +60,7 @@ impl Supervisor {
         }
     }
 
-    /// Returns a refusal to change what jobs a worker takes that is about to end.
+    /// Refuses to change the jobs of a worker that is about to exit.
     pub(super) fn refuse_when_ending(&self) -> Option<Reply> {
         (self.phase != Phase::Serving).then(|| {
             Reply::Refused(
@@ -111,7 +113,7 @@ impl Supervisor {
         None
     }
 
-    /// Does as the first SIGTERM does. Another question is not a second signal: it may be the same one again.
+    /// Does the same as the first SIGTERM. A repeated question is not a second signal: it may be a resend.
     fn stop(&mut self, now: Instant) -> Option<Reply> {
         if matches!(self.phase, Phase::Serving | Phase::Draining { until: None }) {
             self.hear_stop(now);

@@ -1,15 +1,16 @@
-//! Processes that are replaced while their worker serves.
+//! Replaces processes while their worker serves.
 //!
 //! ```text
 //!     serving ─▶ due ─▶ its successor is forked, and says that it takes jobs ─▶ closing ─▶ gone
 //! ```
 //!
-//! A closing process ends what it has begun. What it had claimed and not begun is taken back at once, and it claims nothing
-//! more (page.rs). Its successor comes first, under the number of a spare child, so the slots that can take jobs are never
-//! fewer than they should be. One process at a time is replaced so, or a worker whose processes are all of one age would
-//! have to pay for all of them in one moment.
+//! A closing process ends the jobs that it has begun. Jobs that it had claimed and not begun are taken back at
+//! once, and it claims no more (page.rs). Its successor starts first, under the number of a spare child, so
+//! there are never too few slots that can take jobs. Only one process at a time is replaced. Otherwise a worker
+//! whose processes have the same age would pay for all of them at once.
 //!
-//! An [evicted](Supervisor::evict) process is closed at once, and its successor follows: it does not serve anyhow.
+//! An [evicted](Supervisor::evict) process is closed at once, and its successor follows: the old one no longer
+//! serves anyway.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -23,17 +24,17 @@ use crate::config::{MAX_PLACES, MAX_PROCESSES, RecycleConfig};
 use crate::memory::in_words;
 use crate::policy::PacketEnd;
 
-/// Replacing processes takes one part in so many of the processors' time, at most. Where jobs are so quick that it would
-/// take more, a process runs more jobs than it was to.
+/// Replacing processes takes at most one part in this many of the processors' time. If jobs are so quick that
+/// it would take more, a process runs more jobs than configured.
 const PART_OF_TIME: u32 = 50;
 /// Cost of a successor, in forks: its pages are copied when it writes to them, and the old process must exit.
 const FORKS_EACH: u32 = 4;
-/// How often closing processes are looked at: some wait for a job and must be woken, others may not leave.
+/// Interval of checking closing processes: some wait for a job and must be woken, others may not exit.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// Hooks of a process that stops may take this long, or the worker's grace.
+/// Time that hooks of a stopping process get, or the worker's grace if that is longer.
 const LEAVE_WITHIN: Duration = Duration::from_secs(3);
 
-/// Why a process is replaced.
+/// Reason for replacing a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reason {
     Jobs(u64),
@@ -42,7 +43,7 @@ pub(super) enum Reason {
         own: u64,
         most: u64,
     },
-    /// It was forked with another number of slots than this.
+    /// It was forked with a different number of slots.
     Size(u32),
 }
 
@@ -65,21 +66,22 @@ impl std::fmt::Display for Reason {
 /// State of a process that takes no more jobs.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Closing {
-    /// Packets that it has begun and not ended.
+    /// Number of packets that it has begun and not ended.
     packets: usize,
-    /// It has said that it takes no more.
+    /// Whether it has reported that it takes no more.
     is_heard: bool,
     leave_by: Option<Instant>,
-    /// Whether it was evicted, for a job that can't be stopped.
+    /// Whether it was evicted because of a job that can't be stopped.
     is_evicted: bool,
 }
 
-/// The process whose turn it is, and its successor.
+/// Process whose turn it is, and its successor.
 #[derive(Clone, Copy, Debug)]
 struct Turn {
     old: u32,
     successor: u32,
-    /// Whether the next may begin once this one's successor is there: it is wanted at once, and jobs may take long.
+    /// Whether the next turn may begin once this successor is ready, because the change is wanted at once and
+    /// jobs may take long.
     is_quick: bool,
 }
 
@@ -88,19 +90,20 @@ pub(super) struct Recycling {
     /// Numbers and processes, in the order in which they became due.
     due: VecDeque<(u32, i32, Reason)>,
     turn: Option<Turn>,
-    /// When the next turn may begin.
+    /// Time at which the next turn may begin.
     from: Instant,
-    /// When a process reaches its age.
+    /// Time at which each process reaches its maximum age.
     age_at: Option<Instant>,
-    /// When closing processes are looked at, if there are any.
+    /// Time at which to check closing processes, if there are any.
     look_at: Option<Instant>,
-    /// Duration of the quickest fork: of the others, a part was spent waiting for a processor.
+    /// Duration of the quickest fork. All others spent some time waiting for a processor.
     fork: Option<Duration>,
     processors: u32,
 }
 
-/// Children beyond those of the pools: so many, and places for packets of theirs. One for recycling; and where processes
-/// have several slots, one for each two of them that are evicted, as far as there is room.
+/// Returns the number of children beyond those of the pools, and places for their packets. One is for
+/// recycling. Where processes have several slots, there is one more for each two of them that are evicted, as
+/// far as there is room.
 pub(super) fn spares(layout: &[Layout]) -> (u32, u32) {
     let children: u32 = layout.iter().map(Layout::children).sum();
     let places = layout.iter();
@@ -144,7 +147,7 @@ impl Recycling {
             .min()
     }
 
-    /// How long one turn must be after another.
+    /// Returns the minimum pause between two turns.
     fn pause(&self) -> Duration {
         self.fork.unwrap_or_default() * FORKS_EACH * PART_OF_TIME / self.processors
     }
@@ -153,13 +156,14 @@ impl Recycling {
         self.fork = Some(self.fork.map_or(time, |fork| fork.min(time)));
     }
 
-    /// All processes are gone.
+    /// Resets everything once all processes are gone.
     pub(super) fn forget(&mut self) {
         self.due.clear();
         (self.turn, self.age_at, self.look_at) = (None, None, None);
     }
 
-    /// When a process that was forked now is old: up to a tenth sooner or later, or all would be replaced at one time.
+    /// Returns when a process forked now is due for its age: up to a tenth sooner or later, so that they are
+    /// not all replaced at once.
     fn old_at(&self, now: Instant) -> Option<Instant> {
         let jitter = f64::from(getrandom::u32().unwrap_or(u32::MAX / 2)) / f64::from(u32::MAX);
         let jitter = if planted!("grow-old-together") {
@@ -173,7 +177,7 @@ impl Recycling {
 }
 
 impl Supervisor {
-    /// A process is there, and is to be replaced one day.
+    /// Notes a new process, which must be replaced some day.
     pub(super) fn child_begins(&mut self, number: u32, now: Instant) {
         let child = &mut self.children[number as usize];
         child.begun_at = now;
@@ -186,7 +190,7 @@ impl Supervisor {
         }
     }
 
-    /// A job of this child has ended, and with it perhaps its packet.
+    /// Notes that a job of this child has ended, and perhaps its packet.
     pub(super) fn child_ended_job(&mut self, number: u32, was_last: bool) {
         let child = &mut self.children[number as usize];
         child.jobs += 1;
@@ -212,7 +216,7 @@ impl Supervisor {
         }
     }
 
-    /// Goes on with replacing processes: to be called after each pass.
+    /// Advances the replacement of processes: must be called after each pass.
     pub(super) fn recycle(&mut self, now: Instant) {
         if self.recycling.age_at.is_some_and(|at| at <= now) {
             self.find_old(now);
@@ -277,12 +281,12 @@ impl Supervisor {
         }
     }
 
-    /// Has a spare child forked for the pool of this one.
+    /// Forks a spare child for the pool of this one.
     fn make_way(&mut self, old: u32, now: Instant) -> Option<u32> {
         self.add_child(self.children[old as usize].pool, now)
     }
 
-    /// Has a spare child forked for a pool, beside those that it is to have.
+    /// Forks a spare child for a pool, in addition to its normal ones.
     pub(super) fn add_child(&mut self, pool: usize, now: Instant) -> Option<u32> {
         let mut children = self.children.iter();
         let spare = children.position(|child| matches!(child.life, Life::Spare))?;
@@ -293,14 +297,14 @@ impl Supervisor {
         Some(spare as u32)
     }
 
-    /// Closes a process that can serve no more, and has another follow. False: too many are closed already, and this one
-    /// is left as it is.
+    /// Closes a process that can no longer serve, and starts its successor. False: too many are closed already,
+    /// and this one is left as it is.
     pub(super) fn evict(&mut self, number: u32, now: Instant) -> bool {
         let child = &self.children[number as usize];
         let is_serving = matches!(child.life, Life::Alive { .. }) && child.closing.is_none();
         let is_old = self.recycling.turn.is_some_and(|turn| turn.old == number);
-        // Where its turn has come, the successor is on its way. What a resize may grow by is not for processes that are
-        // stuck: each keeps its memory.
+        // If its turn has come, the successor is on its way. The reserve for resizes must not go to stuck
+        // processes, each of which keeps its memory.
         let may_follow = self.evicted() < self.evictions;
         if is_serving && (is_old || may_follow && self.make_way(number, now).is_some()) {
             self.close(number, now);
@@ -312,7 +316,7 @@ impl Supervisor {
         false
     }
 
-    /// Returns the number of evicted processes that are still there.
+    /// Returns the number of evicted processes that still exist.
     fn evicted(&self) -> usize {
         let closing = self
             .children
@@ -321,7 +325,7 @@ impl Supervisor {
         closing.filter(|closing| closing.is_evicted).count()
     }
 
-    /// A child says that it takes jobs: where it is a successor, the old one may go.
+    /// Notes that a child takes jobs: if it is a successor, the old process may go.
     pub(super) fn child_is_ready(&mut self, number: u32, now: Instant) {
         if let Some(turn) = self.recycling.turn
             && turn.successor == number
@@ -334,7 +338,7 @@ impl Supervisor {
         }
     }
 
-    /// Returns the process of this pool whose turn it is, and its successor, while both are to have slots.
+    /// Returns the process of this pool whose turn it is, and its successor, while both should have slots.
     pub(super) fn turn_of(&self, pool: usize) -> Option<(u32, u32)> {
         let turn = self.recycling.turn?;
         let old = &self.children[turn.old as usize];
@@ -364,8 +368,8 @@ impl Supervisor {
         }
     }
 
-    /// A closing child says that it takes no more. It may have pulled a packet that it did not claim, or claimed one just
-    /// before it was closed.
+    /// Notes that a closing child takes no more jobs. It may have pulled a packet without claiming it, or
+    /// claimed one just before it was closed.
     pub(super) fn closing_is_heard(&mut self, number: u32) {
         self.take_back_unclaimed();
         self.take_back_unbegun(number);
@@ -374,7 +378,7 @@ impl Supervisor {
         }
     }
 
-    /// Wakes closing processes that wait for a job, and kills those that do not leave.
+    /// Wakes closing processes that wait for a job, and kills those that don't exit.
     fn look_at_closing(&mut self, now: Instant) {
         let mut any = false;
         let leave_within = self.config.grace.max(LEAVE_WITHIN);
@@ -389,12 +393,13 @@ impl Supervisor {
             if closing.is_heard && has_ended {
                 let leave_by = *closing.leave_by.get_or_insert(now + leave_within);
                 if leave_by <= now {
-                    // Once: its death is told.
+                    // Only once: its death will be reported.
                     closing.leave_by = now.checked_add(Duration::from_secs(3600));
                     self.kill_overstayed(number as u32, pid, leave_within);
                 }
             } else if !closing.is_heard {
-                // One with a single slot looks by itself when its job has ended, which a signal would only disturb.
+                // A process with a single slot checks after its job anyway, and a signal would only disturb the
+                // job.
                 let has_one_slot = child.slots == 1;
                 if (has_ended || !has_one_slot)
                     && let Some(zygote) = &mut self.zygote
@@ -417,7 +422,7 @@ impl Supervisor {
         self.kill(number);
     }
 
-    /// A process has gone: true if another has taken its place, or is about to.
+    /// Notes that a process is gone; returns true if another has replaced it, or is about to.
     pub(super) fn has_successor(&mut self, number: u32) -> bool {
         let is_old = self.recycling.turn.is_some_and(|turn| turn.old == number);
         let child = &mut self.children[number as usize];

@@ -1,4 +1,4 @@
-//! Other numbers of slots, while jobs run.
+//! Changes the numbers of slots while jobs run.
 //!
 //! | change | means |
 //! | --- | --- |
@@ -6,9 +6,9 @@
 //! | fewer processes | those with the fewest jobs are closed: each ends what it has begun, and its number is spare again |
 //! | other slots in each process | each process is replaced by one that has as many, as in recycle.rs |
 //!
-//! No running job is disturbed. While more jobs run than there are to be slots, none begins.
+//! No running job is disturbed. While more jobs run than the new number of slots, none begins.
 //!
-//! The memory that is shared with children is laid out at the start, for twice the slots or more. A worker can't grow
+//! The memory shared with children is laid out at the start, for twice the slots or more. A worker can't grow
 //! beyond that.
 
 use std::time::Instant;
@@ -20,12 +20,12 @@ use super::{Phase, Supervisor, TICK};
 use crate::config::{MAX_PLACES, PoolConfig, SlotKind};
 use crate::question::{Reply, Sizes};
 
-/// A worker has room to grow by as many children as it begins with, and by no fewer than this.
+/// Minimum number of children by which a worker can grow; otherwise as many as it starts with.
 const CHILDREN_TO_GROW: u32 = 64;
-/// The same of places for packets; a slot takes one, and each process one more.
+/// Minimum number of places for packets; a slot takes one, and each process one more.
 const PLACES_TO_GROW: u32 = 1024;
 
-/// What all pools may have together: numbers of children, and places for their packets.
+/// Limits of all pools together: numbers of children, and places for their packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Room {
     pub(super) children: u32,
@@ -33,7 +33,7 @@ pub(super) struct Room {
 }
 
 impl Room {
-    /// Of pools, and of what they may grow by beside these spare children and places.
+    /// Limits of the pools, and the amount by which they may grow, next to these spare children and places.
     pub(super) fn of(layout: &[Layout], spares: (u32, u32)) -> Self {
         let taken = Self::taken_by(layout.iter().map(|pool| (pool.children(), pool.config)));
         let children = taken.children.max(CHILDREN_TO_GROW);
@@ -63,7 +63,7 @@ impl Room {
     }
 }
 
-/// Sets the numbers that are given. Fails for a kind of slot that the worker does not have.
+/// Sets the given numbers. Fails for a kind of slot that the worker does not have.
 fn apply(sizes: Sizes, pools: &mut [PoolConfig]) -> Result<(), &'static str> {
     let has_threads = pools
         .first()
@@ -107,7 +107,7 @@ fn apply(sizes: Sizes, pools: &mut [PoolConfig]) -> Result<(), &'static str> {
 }
 
 impl Supervisor {
-    /// Gives pools other numbers of slots, or refuses and changes nothing.
+    /// Sets the numbers of slots of pools, or refuses and changes nothing.
     pub(super) fn resize(&mut self, sizes: Sizes, now: Instant) -> Option<Reply> {
         if let Some(refused) = self.refuse_when_ending() {
             return Some(refused);
@@ -117,7 +117,7 @@ impl Supervisor {
         if let Err(why) = apply(sizes, &mut wanted) {
             return Some(Reply::Refused(why.to_owned()));
         }
-        // Those whose jobs run alone come behind the others, and stay as they are.
+        // Pools of jobs that run alone follow the others, and stay as they are.
         let alone = self.pools[wanted.len()..].iter().map(|pool| pool.config);
         let all: Vec<PoolConfig> = wanted.iter().copied().chain(alone).collect();
         let taken = Room::taken_by(all.iter().map(|config| (config.children(), *config)));
@@ -134,12 +134,12 @@ impl Supervisor {
         tracing::info!("resized: this worker has {} now", self.slots_in_words());
         (self.has_been_resized, self.is_unfit) = (true, true);
         self.fit(now);
-        // Looks for what is too much here by now.
+        // Find jobs that are now in excess.
         self.tick_at.get_or_insert(now + TICK);
         None
     }
 
-    /// Gives each pool the children that it should have, after a resize. To be called after each pass.
+    /// Starts and closes children to match the numbers after a resize. Must be called after each pass.
     pub(super) fn fit(&mut self, now: Instant) {
         if self.phase != Phase::Serving || !std::mem::take(&mut self.is_unfit) {
             return;
@@ -165,7 +165,7 @@ impl Supervisor {
         });
         let lasting: Vec<usize> = lasting.map(|(number, _)| number).collect();
         for _ in lasting.len()..wanted {
-            // Where none is left, closing ones come free.
+            // If none is left, closing ones will become free.
             let mut children = self.children.iter_mut();
             if let Some(child) = children.find(|child| matches!(child.life, Life::Spare)) {
                 (child.pool, child.failures) = (pool, 0);
@@ -187,7 +187,7 @@ impl Supervisor {
             !is_dropped
         });
         if self.pools[pool].is_single_use() {
-            // They go with their jobs.
+            // They exit with their jobs.
             return;
         }
         // Idle ones first.
@@ -199,7 +199,7 @@ impl Supervisor {
         }
     }
 
-    /// Replaces the processes that have another number of slots than those to come.
+    /// Replaces processes with a different number of slots than configured.
     fn replace_of_other_size(&mut self, pool: usize) {
         let slots = self.pools[pool].config.slots;
         for number in 0..self.children.len() {
@@ -315,7 +315,7 @@ mod tests {
         check(&[pool(Process, 4, 1)], (68, 8 + 1024));
         check(&[pool(Process, 100, 1)], (200, 200 + 1024));
         check(&[pool(Process, MAX_PROCESSES, 1)], (4094, 16_000));
-        // Beside each pool with several slots there is one for a job that runs alone.
+        // Each pool with several slots has another pool, for a job that runs alone.
         check(&[pool(Thread, 4, 10)], (69, 46 + 1024));
         check(
             &[pool(Thread, 1, MAX_SLOTS)],
