@@ -1,4 +1,4 @@
-"""A worker's child: runs jobs in its slots until its supervisor has no more."""
+"""Child of a worker: runs jobs in its slots until its supervisor has no more."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ logger = logging.getLogger("penstock")
 
 
 def run_jobs(apps: list[App], worker: str, link: ChildLink, fork: Fork) -> None:
-    """Run each job that the link gives, of any of these apps, in slots as the fork has it."""
-    # A task may fork. What it forks must not go on with our jobs, should it ever come back here.
+    """Run the jobs that arrive over the link, of any of these apps, in the slots that the fork asks for."""
+    # A task may fork. If the forked process ever returns here, it must not continue with our jobs.
     os.register_at_fork(after_in_child=link.abandon)
     current.tell_progress = link.progress
     for hook in [hook for app in apps for hook in app._process_start_hooks]:
         hook()
     try:
         if fork.kind == "thread":
-            # Not imported above: a child has slots of one kind.
+            # Imported here because a child has slots of only one kind.
             from penstock._worker.threads import Threads
 
             Threads(apps, worker, link, fork.slots, fork.once).run()
@@ -62,7 +62,7 @@ def run_in_process(apps: list[App], worker: str, link: ChildLink, once: bool) ->
     runner = Runner(apps, worker)
     slot = link.slot()
     run, finish = runner.run, slot.finish
-    # They come with a signal, which also interrupts the wait for a job, once this process is to end.
+    # Orders come with a signal, which also interrupts the wait for a job when this process has to exit.
     OrdersOfProcess(slot, runner)
     if not once:
         # From now on it takes jobs: one that it replaces may go.
@@ -85,7 +85,7 @@ UNSOUND = "an error could not be recorded: this process is replaced by another"
 
 
 def wake(number: int, frame: FrameType | None) -> None:
-    """Be a handler for a signal whose one effect is that it interrupts a wait."""
+    """Do nothing. Handler of a signal that only has to interrupt a wait."""
 
 
 def stop(hooks: list[Callable[[], object]], name: str) -> None:
@@ -99,14 +99,13 @@ def stop(hooks: list[Callable[[], object]], name: str) -> None:
 
 
 def leave() -> NoReturn:
-    """End this process as the interpreter does, but for taking it apart: that visits every object, and so copies every
-    page of the heap that is shared with the zygote.
+    """Exit this process like the interpreter, but without finalization, which would visit every object.
 
-    In the interpreter's order: threads are waited for unless they are daemons, exit handlers run (that of logging is
-    among them), and what was printed is written out. Objects that are alive are not finalised: a file that nobody has
-    closed loses what it has not written.
+    That would copy every page of the heap that is shared with the zygote. In the interpreter's order, this waits for
+    non-daemon threads, runs exit handlers (including that of logging), and flushes output. Live objects are not
+    finalized: a file that was not closed loses its buffered data.
     """
-    # Not public, and the same in all versions of Python since 3.7.
+    # Private, but the same in all versions of Python since 3.7.
     wait_for_threads: Callable[[], None] = vars(threading)["_shutdown"]
     try:
         for step in (wait_for_threads, atexit._run_exitfuncs, flush_output):
@@ -154,7 +153,7 @@ def forget_inherited_finalizers() -> None:
 
 
 def flush_output() -> None:
-    """Write out what was printed, by Python and by C. Output that nobody can read is lost."""
+    """Flush the output of Python and C code. Output that nobody can read is lost."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -164,7 +163,7 @@ def flush_output() -> None:
 
 
 def leave_fork() -> NoReturn:
-    """End a process that a task has forked, and that has come back from its task as if it were the child."""
+    """Exit a process that a task forked and that returned from its task as if it were the child."""
     try:
         flush_output()
     finally:

@@ -1,4 +1,4 @@
-"""Find what an app leaves open when it is loaded, and what a fork can't share."""
+"""Finds resources that an app leaves open when it is loaded, and that forks cannot share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DESCRIPTORS = "/proc/self/fd"
 
 
 def open_descriptors() -> dict[int, str]:
-    """Return what each descriptor of this process is open to, in the kernel's words; nothing without ``/proc``."""
+    """Return the target of each open descriptor of this process, as in ``/proc``; empty where there is no ``/proc``."""
     found: dict[int, str] = {}
     with suppress(OSError):
         for number in map(int, os.listdir(DESCRIPTORS)):
@@ -27,13 +27,13 @@ def open_descriptors() -> dict[int, str]:
 
 
 def warnings_since(before: dict[int, str]) -> Iterator[str]:
-    """Yield a line for each thing that was opened since, of those that processes which run jobs must not share."""
+    """Yield a warning for each kind of resource opened since then that children must not share."""
     now = open_descriptors()
     new = {number: to for number, to in now.items() if before.get(number) != to}
     loops = open_loops() if any("eventpoll" in to or "kqueue" in to for to in new.values()) else []
     if loops:
         yield warning_of_loops(loops)
-    # A loop has a pair of its own, to be woken by.
+    # Each loop has its own pair of sockets, to be woken by.
     of_loops = {own.fileno() for loop in loops for own in vars_of(loop, "_ssock", "_csock")}
     sockets = {number: describe(number) for number, to in new.items() if to.startswith("socket:")}
     for number in of_loops:
@@ -62,7 +62,7 @@ def warning_of_loops(loops: list[asyncio.AbstractEventLoop]) -> str:
 
 
 def describe(descriptor: int) -> str:
-    """Say where a socket leads: ``to 10.0.0.5:5432``, ``listening on 127.0.0.1:8000``."""
+    """Describe the target of a socket: ``to 10.0.0.5:5432``, ``listening on 127.0.0.1:8000``."""
     try:
         with socket.socket(fileno=os.dup(descriptor)) as opened:
             for words, address_of in (("to", opened.getpeername), ("listening on", opened.getsockname)):
@@ -93,7 +93,7 @@ def open_loops() -> list[asyncio.AbstractEventLoop]:
     asyncio = sys.modules.get("asyncio")
     if asyncio is None:
         return []
-    # By type: objects may pretend to be of another class, and run code of theirs when they are asked.
+    # Compared by type, because `isinstance` may run code of objects that pretend to be of another class.
     loops = [each for each in gc.get_objects() if issubclass(type(each), asyncio.AbstractEventLoop)]
     return [loop for loop in loops if not loop.is_closed()]
 

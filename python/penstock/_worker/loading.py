@@ -1,4 +1,4 @@
-"""Find the app that a worker runs, and import the modules that have its tasks."""
+"""Finds the app that a worker runs, and imports the modules with its tasks."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
 
 class Loaded(NamedTuple):
-    """An app, and its place in full: ``module:app``."""
+    """App with its full location, ``module:app``."""
 
     place: str
     app: App
 
 
 class LoadError(Exception):
-    """The message says all there is to say."""
+    """The app cannot be loaded; the message says why, without a traceback."""
 
 
 def load_all(places: Iterable[str], modules: Iterable[str] = ()) -> list[Loaded]:
-    """Import the app at each of these places, then these modules, for one worker that runs the tasks of all.
+    """Import the app at each of these locations, then these modules, for one worker that runs all of their tasks.
 
-    ``LoadError`` where there is no such app or module.
+    Raises ``LoadError`` if there is no such app or module.
     """
     loaded = list({id(each.app): each for each in map(load, places)}.values())
     for module in modules:
@@ -40,7 +40,7 @@ def load_all(places: Iterable[str], modules: Iterable[str] = ()) -> list[Loaded]
 
 
 def refuse_unsuitable(loaded: list[Loaded]) -> None:
-    """Raise ``LoadError`` where an app has no tasks, or where two have different brokers or tasks of one name."""
+    """Raise ``LoadError`` if an app has no tasks, or if two apps have different brokers or tasks of the same name."""
     first = loaded[0]
     tasks: dict[str, Loaded] = {}
     for each in loaded:
@@ -77,7 +77,7 @@ def load(place: str) -> Loaded:
 
 
 def _refuse_without_tasks(place: str, app: App) -> None:
-    """Raise ``LoadError`` where a worker would have nothing to run: a module that has the tasks was not imported."""
+    """Raise ``LoadError`` if the app has no tasks, because the modules with its tasks were not imported."""
     if not app.tasks:
         package = place.partition(":")[0].partition(".")[0]
         raise LoadError(
@@ -87,7 +87,7 @@ def _refuse_without_tasks(place: str, app: App) -> None:
 
 
 def report_of(loaded: list[Loaded]) -> dict[str, Any]:
-    """Tell the supervisor what it has to know of the apps."""
+    """Return the report on the apps for the supervisor."""
     tasks = {name: task for each in loaded for name, task in each.app.tasks.items()}
     started_ms = time.time_ns() // 1_000_000
     modules = Counter(module_name(task.function.__module__) for task in tasks.values())
@@ -103,10 +103,10 @@ def report_of(loaded: list[Loaded]) -> dict[str, Any]:
 
 
 def explain(place: str, error: BaseException) -> str:
-    """Say why the app can't be loaded: for people, with the frames of their own code."""
+    """Explain why the app cannot be loaded, with the frames of the user's own code."""
     if isinstance(error, LoadError):
         return f"cannot load {place}: {error}"
-    # Frames of ours and of the import system tell nobody anything.
+    # Frames of Penstock and of the import system do not help.
     ours = {os.path.join(os.path.dirname(__file__), name) for name in ("loading.py", "zygote.py")}
     frames = [
         frame

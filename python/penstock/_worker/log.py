@@ -1,4 +1,4 @@
-"""Logging of a worker's children where the app has not set up logging itself."""
+"""Logging in a worker's children, unless the app sets up logging itself."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ import time
 
 from penstock._jobs.log_filter import JobLogFilter
 
-# As the worker itself, which is not Python, calls them.
+# Level names of the worker itself, which is not Python.
 LEVELS = {"WARNING": "WARN", "CRITICAL": "ERROR"}
 
 
 def log_to_stderr(level: str, style: str) -> None:
-    """Write to stderr what nothing else takes: lines like the worker's own, or JSON, with the job that logs them.
+    """Write records without a handler to stderr, as lines like the worker's own or as JSON, with the job that logs
+    them.
 
-    The level is that of the app's loggers, unless it has set one for them. Penstock's own say one level less, as the
-    worker does: a line for each job is for those who debug.
+    ``level`` applies to the app's loggers, unless the app has set one. Like the worker, Penstock's own loggers say one
+    level less, because a line for each job is useful only for debugging.
     """
     handler = UnlessConfigured()
     handler.setFormatter(Json() if style == "json" else Text())
@@ -26,14 +27,14 @@ def log_to_stderr(level: str, style: str) -> None:
     # The default leaves an app's own configuration alone.
     if level != "INFO" or not logging.root.handlers:
         logger.setLevel({"DEBUG": "INFO", "INFO": "WARNING"}.get(level, level))
-    # For records that find no handler at all. Python's own shows a bare message, without a time or a job.
+    # Used for records without a handler. Python's default shows a bare message, without a time or a job.
     logging.lastResort = handler
     if not logging.root.handlers and logging.root.level == logging.WARNING:
         logging.root.setLevel(level)
 
 
 class UnlessConfigured(logging.StreamHandler):  # type: ignore[type-arg]
-    """Steps back as soon as the app has a handler of its own, whenever that is."""
+    """Handler that is silent as soon as the app has its own handler."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return not logging.root.handlers and bool(super().filter(record))
@@ -45,7 +46,7 @@ def timestamp(record: logging.LogRecord) -> str:
 
 
 def job_of(record: logging.LogRecord) -> dict[str, str]:
-    """Return the fields that `JobLogFilter` has set, without those that are empty."""
+    """Return the non-empty fields that ``JobLogFilter`` has set."""
     fields = {name: getattr(record, name, "") for name in ("task", "job_id")}
     return {name: value for name, value in fields.items() if value}
 

@@ -1,7 +1,7 @@
-"""Slots on one event loop: jobs of ``async def`` tasks, each an asyncio task of its own.
+"""Slots on one event loop: each job of an ``async def`` task is a separate asyncio task.
 
-The loop watches the socket only while a slot is idle, and takes what is there without waiting. While a job blocks the
-loop nothing is taken, and other workers have the rest.
+The loop watches the socket only while a slot is idle, and takes available jobs without waiting. While a job blocks the
+loop it takes no jobs, and leaves them to other workers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("penstock")
 
-# Packets that are taken in one pass of the loop: jobs that run have their turn in between.
+# Largest number of packets taken in one pass of the loop, so that running jobs get their turn.
 _PULLS = 32
 
 
@@ -41,14 +41,14 @@ class Loop:
         self._apps = apps
         self._runner = Runner(apps, worker)
         self._link = link
-        # Made as they are needed, so that slots that never run a job take no memory.
+        # Slots are created on demand, so that unused ones take no memory.
         self._count = count
         self._made = 0
         self._once = once
         self._idle: list[SlotLink] = []
-        # The loop itself keeps no task alive.
+        # The loop holds only weak references to its tasks.
         self._jobs: dict[asyncio.Task[None], tuple[SlotLink, Delivered]] = {}
-        # The job of each slot whose outcome is not told, and the slots by their jobs' ids.
+        # The job of each slot whose outcome is not reported yet, and the slots by job id.
         self._running: dict[SlotLink, Delivered] = {}
         self._slots: dict[bytes, SlotLink] = {}
         self._is_reading = False
@@ -56,10 +56,10 @@ class Loop:
         self._will_flush = False
 
     def run(self) -> None:
-        """Return when there are no more jobs, and those that ran have ended."""
+        """Run jobs until there are no more and the running ones have ended."""
         with asyncio.Runner() as runner:
             self._loop = loop = runner.get_loop()
-            # As a job of a process of its own, each sees what main has set by now.
+            # Like a job in a separate process, each job sees the context variables set so far by the main thread.
             self._context = contextvars.copy_context()
             self._over = loop.create_future()
             self._all_ended = loop.create_future()
@@ -83,7 +83,7 @@ class Loop:
             self._serve(loop.create_task(self._stop()))
 
     def _serve(self, until: asyncio.Future[None]) -> None:
-        """Run the loop until then, whoever else stops it."""
+        """Run the loop until the future is done, even if other code stops the loop."""
         loop = self._loop
         until.add_done_callback(lambda _: loop.stop())
         while not until.done():
@@ -92,7 +92,7 @@ class Loop:
             except (SystemExit, KeyboardInterrupt) as error:
                 if self._link.is_abandoned:
                     leave_fork()
-                # A job's own is its failure. This is of a callback, or of an asyncio task that a job has left.
+                # An error of a job is its failure. This one is from a callback, or an asyncio task that a job left.
                 logger.error("%r came out of the event loop of process %d, which goes on", error, os.getpid())
         until.result()
 
@@ -122,7 +122,7 @@ class Loop:
             self._loop.remove_reader(self._link.fileno())
 
     def _pull(self) -> None:
-        """Take packets for the slots that are idle."""
+        """Take packets for the idle slots."""
         while self._idle and self._made > self._most:
             self._idle.pop()
             self._made -= 1
@@ -149,11 +149,11 @@ class Loop:
 
     @property
     def _most(self) -> int:
-        """Number of slots that there may be now: those that are lent have others in their place."""
+        """Return the largest number of slots for now: each lent slot may be replaced by another."""
         return self._count + (0 if self._once else self._link.parked)
 
     def _heed(self) -> None:
-        """End, if that is wanted; and carry out the orders to jobs that wait for something."""
+        """Close if the supervisor asks for it, and carry out orders to suspended jobs."""
         lending.hear_turns()
         if self._link.heed() and not self._is_closing:
             self._link.serve(0)
@@ -179,7 +179,7 @@ class Loop:
             task.add_done_callback(self._ended)
             return
         if self._made > self._most:
-            # It was in place of one that was lent.
+            # The slot replaced a lent one.
             self._made -= 1
             return
         self._idle.append(slot)
@@ -192,10 +192,10 @@ class Loop:
         self._finish(slot, await self._runner.run_on_loop(job, slot))
 
     def _hear_signal(self, number: int, frame: FrameType | None) -> None:
-        """Carry out orders. A signal handler: the loop may be anywhere, in a job's step that never ends perhaps."""
+        """Carry out orders, as a signal handler: the loop may be inside a job's step that never ends."""
         if self._link.is_abandoned:
             return
-        # It may be closed by now.
+        # The loop may be closed already.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._heed)
         current = running.get()
@@ -232,11 +232,12 @@ class Loop:
     def _ended(self, task: asyncio.Task[None]) -> None:
         slot, job = self._jobs.pop(task)
         if task.cancelled():
-            # By itself in its last step; or by another job before its first, so that it has no outcome yet.
+            # The job cancelled itself in its last step, or another job cancelled it before its first, so it has no
+            # outcome yet.
             if self._running.get(slot) is job:
                 self._finish(slot, self._runner.fail(job, asyncio.CancelledError(), slot))
         elif (error := task.exception()) is not None and not self._over.done():
-            # Not a job's: the link to the supervisor is broken.
+            # Not an error of a job: the link to the supervisor is broken.
             self._over.set_exception(error)
         if self._is_closing and not self._jobs and not self._all_ended.done():
             self._all_ended.set_result(None)

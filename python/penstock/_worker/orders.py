@@ -1,8 +1,8 @@
-"""Orders of the supervisor to jobs that run here: their time is over, or they were cancelled.
+"""Orders of the supervisor to running jobs, whose time is over or which were cancelled.
 
-They come as a signal, which the main thread handles between two steps of whatever code it runs. So a handler raises in
-the task's own code, and nowhere else: neither in Penstock's, which reports how the job ended, nor in an import, which
-would leave half a module. Where it may not, the order stays, and the supervisor repeats its signal.
+Orders come as a signal, which the main thread handles between two steps of any code. The handler may raise only in the
+task's own code: not in Penstock's, which reports the job's outcome, and not in an import, which would leave half a
+module. Where it may not raise, the order stays, and the supervisor repeats its signal.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from penstock._core import SlotLink
     from penstock._worker.runner import Runner
 
-# Within these a task's own code runs: a function, and what a loop's step goes through.
+# Code objects inside which a task's own code runs: as a function, or in a step of a loop.
 _CALLS = frozenset({runner._call.__code__, runner._call_within.__code__})
 _AWAITS = frozenset({runner.Runner.run_on_loop.__code__, runner._awaited.__code__})
 _STEPS = frozenset({Steps.send.__code__, Steps.throw.__code__, Steps._tell.__code__})
@@ -35,14 +35,14 @@ set_handler: Callable[[int, Any], Any] = getattr(signal.signal, "__wrapped__", s
 
 
 def is_within_task(frame: FrameType | None) -> bool:
-    """Whether a thread that is at this frame is in a task's own code, and at no import."""
+    """Whether this frame is in a task's own code, and not in an import."""
     inner = None
     while frame is not None:
         code = frame.f_code
         if code in _CALLS:
             return True
         if code in _AWAITS:
-            # Of its own steps, only those that the task's coroutine makes.
+            # Only steps made by the task's coroutine count.
             return inner is not None and inner.co_filename != _OWN_FILE
         if code in _STEPS:
             return inner is not None and inner not in _STEPS
@@ -53,9 +53,9 @@ def is_within_task(frame: FrameType | None) -> bool:
 
 
 def interrupt(task: asyncio.Task[Any], slot: SlotLink) -> None:
-    """Carry out the order to a job that is suspended on the running loop; not yet where the job has not begun."""
+    """Carry out the order to a job suspended on the running loop, but not before the job has begun."""
     awaited: Any = task.get_coro()
-    # Down to what the task's own coroutine is awaited by.
+    # Descend to the frame that awaits the task's own coroutine.
     while awaited is not None and getattr(awaited, "cr_code", None) not in _AWAITS:
         awaited = getattr(awaited, "cr_await", None)
     steps = None if awaited is None else awaited.cr_await
@@ -69,7 +69,7 @@ def interrupt(task: asyncio.Task[Any], slot: SlotLink) -> None:
 
 
 class OrdersOfProcess:
-    """Hears the orders for the one slot of a process, in its main thread."""
+    """Receives orders for the only slot of a process, in its main thread."""
 
     def __init__(self, slot: SlotLink, jobs: Runner) -> None:
         self._slot = slot
@@ -88,7 +88,7 @@ class OrdersOfProcess:
             if order:
                 raise EXCEPTIONS[order - 1]()
         elif (loop := self._runner.running_loop) is not None:
-            # It waits for something, in an `async def`.
+            # The job is suspended in an `async def`.
             loop.call_soon_threadsafe(self._interrupt, loop)
 
     def _interrupt(self, loop: asyncio.AbstractEventLoop) -> None:

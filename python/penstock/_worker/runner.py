@@ -1,4 +1,4 @@
-"""One attempt of a job in a worker: from the bytes of its body to what shall become of it."""
+"""Runs attempts of jobs in a worker: from the bytes of a job's body to its outcome."""
 
 from __future__ import annotations
 
@@ -46,63 +46,63 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("penstock.job")
 
-# Looked up once: each look costs a fiftieth of a short job, and a task that breaks a module breaks none of these.
+# Looked up once, because each lookup costs 2 % of a short job, and a task that breaks a module must not break these.
 _is_logged, _time_ns, _copy_context = logger.isEnabledFor, time.time_ns, contextvars.copy_context
 
-# Of any results: to type checkers, the class itself is of unknown ones.
+# Typed explicitly, because type checkers see unknown type arguments in the bare class.
 _COROUTINE: type[Any] = CoroutineType
 
 SUCCEEDED, RETRY, FAILED, GIVEN_BACK, DEFERRED = range(5)
 CANCELLED, REPLACED, SPAWNED = 6, 7, 8
 
-# The header of a job that is not to run again: its time was over, and its process had to be killed. The value says so.
-# It comes from this worker's supervisor alone (crates/penstock-worker/src/supervisor/orders.rs).
+# Header of a job that must not run again, because its time was over and its process had to be killed. Its value is the
+# message. Only this worker's supervisor sets it (crates/penstock-worker/src/supervisor/orders.rs).
 _OVER = "penstock.over"
 
-# Between two tries of a job of another version: twice as long each time, and up to a fifth more, by chance.
+# First delay before retrying a job of another version. It doubles each time, plus up to a fifth at random.
 _DEFERRED_FOR_S = 30.0
 _DEFERRED_AT_MOST_S = 120.0
 
 Delivered: TypeAlias = tuple[str, bytes, int, int, bool, bool, int, bytes, list[bytes], Extras | None]
-"""(task, job id, attempt, crashes, redelivered, wants_result, enqueued_at_ms, body, notes, extras): one attempt of a
-job, as the supervisor gives it. ``attempt`` counts from 0; ``notes`` are the records of the attempts before; ``extras``
-is None for most jobs."""
+"""(task, job id, attempt, crashes, redelivered, wants_result, enqueued_at_ms, body, notes, extras): an attempt of a job
+from the supervisor. ``attempt`` counts from 0; ``notes`` are the records of earlier attempts; ``extras`` is None for
+most jobs."""
 
 Outcome: TypeAlias = tuple[int, int, bytes | None, bytes | None, Listing | None]
-"""(kind, delay_ms, value, note, listing): the value is for the result, the note is the record of this attempt's
-error, and the listing is what a failed job is found by."""
+"""(kind, delay_ms, value, note, listing): the value is the result, the note is the record of this attempt's error, and
+the listing describes a failed job in lists."""
 
 
 class GiveBack(BaseException):
-    """Raised in the middle of a job, by a signal handler, to stop it without burning an attempt."""
+    """Raised by a signal handler in the middle of a job, to stop it without using up an attempt."""
 
 
 class _Over(JobInterrupt):
-    """Raised in place of a task whose time was over in a process that is no more."""
+    """Raised instead of running a task whose time was over in a process that was killed."""
 
 
 class Runner:
-    """Runs jobs of some apps: one at a time by ``run``, any number by ``run_on_loop``. ``worker``: what people know
-    this process by."""
+    """Runs jobs of some apps: one at a time with ``run``, or any number with ``run_on_loop``. ``worker``: name of the
+    worker, for people."""
 
     def __init__(self, apps: Sequence[App], worker: str) -> None:
         self._apps = apps
-        # Of one app, its own dictionary, which may still grow. The tasks of several have different names.
+        # For a single app this is its own dictionary, which may still grow. Tasks of several apps have distinct names.
         self._tasks: Mapping[str, AnyTask[..., Any]]
         self._tasks = apps[0].tasks if len(apps) == 1 else {k: task for app in apps for k, task in app.tasks.items()}
         self._worker = worker
         self._loop: asyncio.Runner | None = None
         # The coroutine that runs on that loop.
         self.awaited: Coroutine[Any, Any, Any] | None = None
-        # Where orders to the job that `run` runs are found; None where nobody gives any.
+        # Slot with the orders to the job that `run` runs; None where there are no orders.
         self.slot: SlotLink | None = None
-        # Set when not even an error could be recorded, as after a task that has changed a built-in function.
+        # Set when even an error could not be recorded, for example after a task replaced a built-in function.
         self.is_unsound = False
 
     def run(self, job: Delivered) -> Outcome:
-        """Run one attempt. Whatever the task, its error or the app's logging raises, nothing of it gets out."""
-        # A job that succeeds is written out here, without an `_Attempt` and with one pass over its result: that is
-        # two fifths of what this costs.
+        """Run one attempt. Never raises, whatever the task, its error or the app's logging raises."""
+        # The path of a successful job is inlined here, without an `_Attempt` and with one pass over its result. That
+        # saves two fifths of the cost.
         task, job_id, attempt, crashes, redelivered, _, _, body, _, extras = job
         started_ms = _time_ns() // 1_000_000
         try:
@@ -141,9 +141,9 @@ class Runner:
             return _Attempt(self, job, started_ms, self.slot).fail(error)
 
     async def run_on_loop(self, job: Delivered, slot: SlotLink | None = None) -> Outcome:
-        """As ``run``, on the running event loop, in the context of an asyncio task that is this job's alone.
+        """Like ``run``, on the running event loop, in the context of an asyncio task that belongs to this job alone.
 
-        Orders to it come through ``slot``.
+        Orders to the job come through ``slot``.
         """
         task, job_id, attempt, crashes, redelivered, _, _, body, _, extras = job
         started_ms = _time_ns() // 1_000_000
@@ -179,7 +179,7 @@ class Runner:
     def _succeed(
         self, job: Delivered, known: AnyTask[..., Any], value: object, started_ms: int, slot: SlotLink | None
     ) -> Outcome:
-        # What is left of the two ways to run is in them twice: each call more costs a job some 4 % of `run`.
+        # The rest is duplicated in both ways to run, because each additional call costs a job about 4 % of `run`.
         task, job_id, attempt, crashes, _, wants_result, enqueued_ms, _, notes, _ = job
         finished_ms = _time_ns() // 1_000_000
         encoded, steps = None, b""
@@ -202,11 +202,11 @@ class Runner:
         return (SPAWNED, 0, encoded, steps, None) if steps else (SUCCEEDED, 0, encoded, None, None)
 
     def fail(self, job: Delivered, error: BaseException, slot: SlotLink | None) -> Outcome:
-        """Record that an attempt failed outside of ``run``."""
+        """Record an attempt that failed outside of ``run``."""
         return _Attempt(self, job, _time_ns() // 1_000_000, slot).fail(error)
 
     def overrule(self, job: Delivered, slot: SlotLink) -> Outcome:
-        """Record that an attempt failed whose time was over, though its task has returned."""
+        """Record an attempt as failed because its time was over, although its task returned."""
         timeout_ms = (job[9] or NO_EXTRAS)[4][0] or 0
         attempt = _Attempt(self, job, _time_ns() // 1_000_000 - timeout_ms, slot)
         try:
@@ -219,14 +219,14 @@ class Runner:
         return self._loop is not None
 
     def close(self) -> None:
-        """End the event loop, if there was an ``async def`` task that needed one."""
+        """Close the event loop, if an ``async def`` task needed one."""
         if self._loop is not None:
             self._loop.close()
             self._loop = None
 
     @property
     def running_loop(self) -> asyncio.AbstractEventLoop | None:
-        """The loop on which ``run`` waits for an ``async def``."""
+        """Loop on which ``run`` waits for an ``async def``."""
         return None if self.awaited is None or self._loop is None else self._loop.get_loop()
 
     def _await(self, coroutine: Any, extras: Extras | None, context: contextvars.Context) -> Any:
@@ -238,7 +238,7 @@ class Runner:
             self.awaited = None
 
     def _event_loop(self) -> asyncio.Runner:
-        # Kept between jobs, as are the connection pools that tasks leave in it.
+        # Kept between jobs, with the connection pools that tasks leave in it.
         if self._loop is None:
             self._loop = asyncio.Runner()
         return self._loop
@@ -251,7 +251,7 @@ class Runner:
 
 
 class _Attempt:
-    """The attempt that runs, and the ways in which it can end."""
+    """Running attempt, with the ways in which it can end."""
 
     __slots__ = (
         "_attempt", "_body", "_crashes", "_enqueued_ms", "_extras", "_job_id", "_notes", "_runner", "_slot",
@@ -265,7 +265,7 @@ class _Attempt:
         self._task, self._job_id, self._attempt, self._crashes, _, wants_result, enqueued_ms, body, notes, extras = job
         self._wants_result, self._enqueued_ms, self._body, self._notes = wants_result, enqueued_ms, body, notes
         self._extras = extras or NO_EXTRAS
-        # Nothing comes of a job that has failed.
+        # A failed job sends no steps.
         leaving.pop(self._job_id, None)
 
     def retry_or_fail(self, error: BaseException, task: AnyTask[..., Any]) -> Outcome:
@@ -277,7 +277,7 @@ class _Attempt:
         except GiveBack:
             raise
         except BaseException as internal:
-            # The job still fails with its own error, the one that its users can act on.
+            # The job still fails with its own error, which its users can act on.
             _note(error, f"penstock could not decide whether to retry it: {_summary_of(internal)}")
             return self.fail(error)
         return outcome or self.fail(self._without_retry(error, task))
@@ -290,7 +290,7 @@ class _Attempt:
         return CANCELLED, 0, None, b"it was cancelled while it ran", None
 
     def _meant(self, error: BaseException) -> BaseException:
-        """Return the error that an attempt failed with. Of one whose time was over, whatever it made of that."""
+        """Return the error of the attempt. If its time was over, that is a timeout, whatever the task raised."""
         if isinstance(error, _OwnTimeout):
             return error
         if isinstance(error, _Over):
@@ -301,14 +301,14 @@ class _Attempt:
         return _timeout(f"{self._task} ran longer than its timeout of {timeout_s:g} s", error)
 
     def _retry(self, error: BaseException, task: AnyTask[..., Any]) -> Outcome | None:
-        # A job that was retried after it had failed for good has all of its task's retries again.
+        # A job that was retried after it failed for good has all of its task's retries again.
         _, attempts_before, of_call, *_ = self._extras
         retries = self._attempt - attempts_before
         policy = task.retry_policy
         if isinstance(error, _OwnTimeout) and not policy.names(TaskTimeout):
             return None
         if isinstance(error, WaitCycle) and not policy.names(WaitCycle):
-            return None  # another attempt would wait in the same circle
+            return None  # another attempt would wait in the same cycle
         delay_ms = policy.delay_ms(error, retries, of_call)
         if delay_ms is None:
             return None
@@ -325,7 +325,7 @@ class _Attempt:
         return RETRY, delay_ms, None, envelope.encode(record), None
 
     def _without_retry(self, error: BaseException, task: AnyTask[..., Any]) -> BaseException:
-        """Return the error to fail with. A ``Retry`` that nothing stands behind then says that no retries are left."""
+        """Return the error to fail with. A ``Retry`` without an error behind it then says that no retries are left."""
         behind = _behind(error)
         if not isinstance(behind, Retry):
             return behind
@@ -339,9 +339,9 @@ class _Attempt:
         return (self._defer(error, task.app) if is_of_another_version else None) or self.fail(error)
 
     def _defer(self, error: ArgumentMismatch, app: App) -> Outcome | None:
-        """Have it tried later by a worker of the version that enqueued it, which burns no attempt.
+        """Have the job tried later by a worker of the version that enqueued it, without using up an attempt.
 
-        None when the app's ``version_grace`` since the first such try is over.
+        Returns None once the app's ``version_grace`` since the first such try is over.
         """
         mismatches = [note for note in map(envelope.decode_error, self._notes) if self._is_mismatch(note)]
         first_ms = mismatches[0].finished_ms if mismatches else self._started_ms
@@ -360,7 +360,7 @@ class _Attempt:
         return DEFERRED, round(delay_s * 1000), None, envelope.encode(record), None
 
     def _is_mismatch(self, note: ErrorRecord) -> bool:
-        """Whether it was recorded by ``_defer`` since the job last failed in another way."""
+        """Whether ``_defer`` recorded this note after the job last failed in another way."""
         return note.attempt == self._attempt and note.qualname == ArgumentMismatch.__qualname__
 
     def fail(self, error: BaseException) -> Outcome:
@@ -377,7 +377,7 @@ class _Attempt:
         text = traceback_of(error, __file__) if masking.is_needed else ""
         masked = masking.text(text)
         if masked != text:
-            # As text: whatever a handler makes of the error itself has a secret in it.
+            # Logged as text, because anything that a handler makes of the error itself would contain a secret.
             _log(logging.ERROR, "%s %s failed (%s)\n%s", self._task, self._job_id, _summary(record), masked)
         else:
             exc_info = (type(error), error, below(error.__traceback__, __file__))
@@ -389,7 +389,7 @@ class _Attempt:
         return FAILED, 0, value, note, listing
 
     def _bare_record(self, error: BaseException, internal: BaseException) -> tuple[ErrorRecord, Listing]:
-        """Write down what can be told of an error that can't be looked at."""
+        """Record as much as possible of an error that cannot be inspected."""
         self._runner.is_unsound = True
         message = self._masking().text(f"<it could not be recorded: {_summary_of(internal)}>")
         name = type.__getattribute__(type(error), "__name__")
@@ -399,7 +399,7 @@ class _Attempt:
         return record, (name[:100], message[:100], 0, self._preview())
 
     def _preview(self) -> bytes:
-        """Write down the arguments for people; nothing, where they can't be read."""
+        """Return a preview of the arguments; empty where they cannot be decoded."""
         task = self._runner._tasks.get(self._task)
         if task is None:
             return b""
@@ -408,11 +408,11 @@ class _Attempt:
         except GiveBack:
             raise
         except BaseException:
-            # They may be why the job failed, and the user's own code may be what decodes them.
+            # The arguments may be the reason why the job failed, and decoding them may run the user's own code.
             return b""
 
     def _masking(self) -> Masking:
-        """Find the secrets among the arguments; none, where they can't be read."""
+        """Return a masking of the secret arguments; an empty one where they cannot be decoded."""
         task = self._runner._tasks.get(self._task)
         if task is None:
             return NOTHING_SECRET
@@ -439,15 +439,15 @@ class _Attempt:
 
 
 class _OwnTimeout(TaskTimeout):
-    """The end of this attempt's own time, and not of another job's that it waited for."""
+    """Timeout of this attempt itself, rather than of a job that it waited for."""
 
 
-# As it is recorded.
+# Recorded under this name.
 _OwnTimeout.__module__, _OwnTimeout.__qualname__ = TaskTimeout.__module__, TaskTimeout.__qualname__
 
 
 def _timeout(text: str, error: BaseException | None) -> BaseException:
-    """Make the error of an attempt whose time was over; ``error`` shows where it was."""
+    """Make the error of an attempt whose time was over. ``error`` provides the traceback."""
     timeout = _OwnTimeout(text)
     if error is not None:
         timeout.__traceback__ = _without_handler(error.__traceback__)
@@ -457,7 +457,7 @@ def _timeout(text: str, error: BaseException | None) -> BaseException:
 
 
 def _without_handler(frames: TracebackType | None) -> TracebackType | None:
-    """Leave out the signal handler that raised the error, the last frame, if one did."""
+    """Drop the last frame if it is the signal handler that raised the error."""
     frame = frames
     while frame is not None and frame.tb_next is not None:
         if frame.tb_next.tb_next is None and frame.tb_next.tb_frame.f_code.co_name == HANDLER:
@@ -467,7 +467,7 @@ def _without_handler(frames: TracebackType | None) -> TracebackType | None:
     return frames
 
 
-# The name of each signal handler that raises in a task.
+# Name of the signal handlers that raise in a task.
 HANDLER = "_hear_signal"
 
 
@@ -491,7 +491,7 @@ class Steps:
         return self.send(None)
 
     def send(self, value: Any) -> Any:
-        # What it waited for has kept the cancellation to itself.
+        # The awaited object swallowed the cancellation.
         return self._tell() if self.is_due else self._coroutine.send(value)
 
     def throw(self, error: Any, *rest: Any) -> Any:
@@ -539,7 +539,7 @@ def _call_within(task: AnyTask[..., Any], args: list[Any], kwargs: dict[str, Any
 
 
 def _steps_of(task: str, job_id: bytes, value: object) -> tuple[object, bytes]:
-    """Return what a job has returned, and the steps that it leaves behind."""
+    """Return a job's return value, and the steps that it sends."""
     leaves = leaving.pop(job_id, None)
     if leaves is None:
         return value, b""
@@ -560,7 +560,7 @@ def _steps_of(task: str, job_id: bytes, value: object) -> tuple[object, bytes]:
 
 
 def _behind(error: BaseException) -> BaseException:
-    """Return the error that made a task ask for another attempt, which says more than that it asked."""
+    """Return the error that made a task raise ``Retry``, which is more informative."""
     if not isinstance(error, Retry):
         return error
     behind = error.__cause__
@@ -573,13 +573,13 @@ def _note(error: BaseException, text: str) -> None:
     try:
         error.add_note(text)
     except BaseException:
-        pass  # its class does not allow it, and is the more important
+        pass  # its class does not allow notes, and the error itself matters more
 
 
 def _log(level: int, text: str, task: str, job_id: bytes, *details: object, exc_info: Any = None) -> None:
-    """Log a line about a job, unless nobody wants it.
+    """Log a line about a job if the level is enabled.
 
-    A filter or a handler that raises is reported as logging itself reports one, and changes nothing for the job.
+    A filter or handler that raises is reported the way logging does, and does not affect the job.
     """
     try:
         if _is_logged(level):

@@ -1,7 +1,7 @@
-"""Steps of workflows in a worker: from what came with a job to the arguments of its task.
+"""Steps of workflows in a worker: builds the arguments of a task from the data of its job.
 
-Most jobs are none: they have all arguments in their body. The first argument of a step may be made of the values of the
-steps before it, which come along or are asked for; and a chunk makes several calls.
+Most jobs are not steps: their body has all arguments. The first arguments of a step may come from values of previous
+steps, which arrive with the job or are fetched. A chunk makes several calls.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 def is_step(extras: Extras) -> bool:
-    """Whether a job's arguments are not those of its body alone."""
+    """Whether a job has arguments from elsewhere than its body."""
     return extras[5][0] is not None or MARK in extras[3]
 
 
 def begin(task: AnyTask[..., Any], body: bytes, extras: Extras) -> Asking[tuple[Any, list[Any], dict[str, Any]]]:
-    """Return what runs the job, in place of its task, and its arguments. Raises ``ArgumentMismatch``."""
+    """Return the object to run instead of the task, and its arguments. Raises ``ArgumentMismatch``."""
     mark = extras[3].get(MARK)
     if mark == "chunk":
         chunk = _chunk_of(task)
@@ -35,7 +35,7 @@ def begin(task: AnyTask[..., Any], body: bytes, extras: Extras) -> Asking[tuple[
     if inputs is None:
         return (task, *task.arguments.decode(body))
     shape, given = inputs
-    # Values of several steps go to a parameter each, which none of them is a stream for.
+    # Values of several steps go to one parameter each, none of which can be a stream.
     streams = task.arguments.takes_stream and mark != "spread"
     value = yield from given_value(task.app, shape, given, mark == "errback", streams)
     bind = task.arguments.bind_values if mark == "spread" else task.arguments.bind_value
@@ -47,7 +47,7 @@ def begin(task: AnyTask[..., Any], body: bytes, extras: Extras) -> Asking[tuple[
 
 
 def arguments_of(task: AnyTask[..., Any], extras: Extras) -> Arguments:
-    """Return what knows the names of the arguments in the body of a job."""
+    """Return the object that names the arguments in the body of a job."""
     if MARK in extras[3] and extras[3][MARK] == "chunk":
         return cast("Arguments", ChunkArguments(task.arguments))
     inputs = extras[5][0]
@@ -58,7 +58,7 @@ def arguments_of(task: AnyTask[..., Any], extras: Extras) -> Arguments:
 
 
 class _Chunk:
-    """Takes a task's place: its function makes all calls of a chunk."""
+    """Replacement of a task: its function makes all calls of a chunk."""
 
     def __init__(self, task: AnyTask[..., Any]) -> None:
         self._task = task

@@ -1,10 +1,10 @@
-"""Slots that are threads of one process. The main thread runs no job: it watches the others.
+"""Slots that are threads of one process. The main thread runs no jobs: it supervises the others.
 
-A slot outlives its thread. Where one ends before its time, its job counts as crashed, and another thread takes the
-slot; the other jobs go on.
+A slot outlives its thread. If a thread ends early, its job counts as crashed, and another thread takes over the slot;
+the other jobs continue.
 
-For each slot whose job is parked, as it waits for others, there may be one slot more. It is made when there is a packet
-that nobody is there to take, and ends when it has not been needed for a while.
+For each slot whose job is parked because it waits for other jobs, there may be one more slot. It is created when there
+is a packet that no slot can take, and ends when it has not been needed for a while.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger("penstock")
 
 NUMBER_BYTES = 4
-# In place of a number: a job was parked, or goes on.
+# Sent instead of a slot's number when a job was parked or continues.
 _PARKED = 0xFFFF_FFFF
-# Fatal signals of so many slots beyond the usual ones are told, at most.
+# Largest number of additional slots whose fatal signals are reported.
 _MOST_MORE = 1024
-# How often a slot at the socket is looked at that would take what comes, while another may be made.
+# Interval of checking whether the slot at the socket still takes packets, while another slot may be created.
 _LOOK_EVERY_S = 0.02
-# Slots that have not been needed for so long end.
+# Time after which an unneeded slot ends.
 _KEEP_SPARE_S = 5.0
-# After a failed `on_slot_start`; twice as long each time.
+# Delay after a failed `on_slot_start`. It doubles each time.
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
-# How often a thread at the socket is woken, once there is no more to take, until it has ended.
+# Interval of waking a thread at the socket, once there are no more jobs, until it has ended.
 _NUDGE_EVERY_S = 0.05
 
 
@@ -62,23 +62,23 @@ class Threads:
         self._worker = worker
         self._link = link
         self._once = once
-        # What main has set by now, for jobs to see as they would in a process of their own.
+        # Context variables set so far by the main thread, which jobs see like jobs in separate processes.
         self._context = contextvars.copy_context()
         self._count = count
         self._slots = [_Slot(number, self) for number in range(count)]
-        # Those that are there, and when slots without a thread are to have one.
+        # Slots with a thread, and the times at which the others get one.
         self._left = {slot.number for slot in self._slots}
         self._starts = dict.fromkeys(self._left, 0.0)
-        # Since when slots have been more than needed, and the fewest that were.
+        # Start of the period with too many slots, and the smallest surplus in it.
         self._spare: tuple[float, int] | None = None
         self._serving = count if once else None
         self._is_ending = False
         self._is_unsound = False
-        # A thread that becomes unsound says so while the main one may be about to say that all slots are there.
+        # An unsound thread may report that while the main thread is about to report that all slots are ready.
         self._saying = threading.Lock()
 
     def run(self) -> None:
-        """Return when all threads have ended in order."""
+        """Run jobs until all threads have ended in order."""
         ends = self._link.begin_threads(self._count + (0 if self._once else _MOST_MORE))
         work, left, starts = self._link.fileno(), self._left, self._starts
         interrupts.slot_of = lambda job_id: getattr(_own, "slot", None)
@@ -110,7 +110,7 @@ class Threads:
                 due.append(self._spare[0] + _KEEP_SPARE_S)
             timeout = min(due) - time.monotonic() if due else None
             if self._is_ending and self._link.nudge():
-                # That rings the bell too, which is not listened to while there is somebody to nudge.
+                # That rings the bell, too, which is ignored while a thread has to be nudged.
                 heard.remove(bell)
                 timeout = _NUDGE_EVERY_S
             ready, _, _ = select.select(heard, [], [], None if timeout is None else max(0.0, timeout))
@@ -128,7 +128,7 @@ class Threads:
                 if number == _PARKED:
                     continue
                 slot = self._slots[number]
-                # Where it was for one job, no other thread takes another.
+                # A process for a single job gets no other thread.
                 if slot.is_over or self._is_ending or self._once:
                     slot.give_up()
                     left.discard(slot.number)
@@ -147,12 +147,12 @@ class Threads:
 
     @property
     def _may_add(self) -> bool:
-        """Whether there are fewer slots whose jobs are not parked than there are to be."""
+        """Whether fewer slots than wanted have a job that is not parked."""
         parked = 0 if self._once or self._is_ending else self._link.parked
         return parked > 0 and len(self._left) - parked < self._count
 
     def _add(self) -> None:
-        """Make one more slot, or take one whose thread has ended."""
+        """Create another slot, or reuse one whose thread has ended."""
         slot = next((slot for slot in self._slots if slot.number not in self._left), None)
         if slot is None:
             slot = _Slot(len(self._slots), self)
@@ -162,7 +162,7 @@ class Threads:
         self._starts[slot.number] = 0.0
 
     def _end_spare(self) -> None:
-        """End slots that were in place of others and have not been needed for a while."""
+        """End replacement slots that have not been needed for a while."""
         spare = 0 if self._once or self._is_ending else len(self._left) - self._link.parked - self._count
         if spare <= 0:
             self._spare = None
@@ -194,7 +194,7 @@ class Threads:
                 self._link.serve(slots)
 
     def become_unsound(self) -> None:
-        """Take no more: this process is to be replaced when the jobs that run have ended."""
+        """Take no more jobs: this process will be replaced when its running jobs have ended."""
         self._is_unsound = True
         self._end()
 
@@ -202,9 +202,9 @@ class Threads:
 class _Slot:
     def __init__(self, number: int, threads: Threads) -> None:
         self.number = number
-        # It ended as it should: there are no more jobs.
+        # Whether it ended in order, because there are no more jobs.
         self.is_over = False
-        # How long to wait with the next thread, as this one could not start.
+        # Delay before the next thread, because this one could not start.
         self.pause_s = 0.0
         self._threads = threads
         self._link = threads._link.slot()
@@ -212,10 +212,10 @@ class _Slot:
         self._why: str | None = None
 
     def start(self) -> bool:
-        """Give it a thread; False: the system has no room for one now."""
+        """Start a thread for the slot; return False if the system cannot create one now."""
         context = self._threads._context.copy()
         name = f"penstock-slot-{self.number}"
-        # A daemon: one that C code has ended without Python's knowing would be waited for in vain.
+        # A daemon thread, because the interpreter would wait in vain for one that C code ended without its knowledge.
         self._thread = threading.Thread(target=context.run, args=(self._run,), name=name, daemon=True)
         try:
             self._thread.start()
@@ -235,7 +235,7 @@ class _Slot:
         except BaseException as error:
             if self._threads._link.is_abandoned:
                 leave_fork()
-            # An exception that another thread has sent here, or a signal's handler: no job's own gets so far.
+            # An exception sent by another thread or raised by a signal handler; errors of jobs do not get here.
             self._why = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
     def _begin(self) -> bool:
@@ -267,13 +267,14 @@ class _Slot:
         runner.close()
 
     def _work_on(self, jobs: Iterator[Delivered], runner: Runner, slot: SlotLink) -> bool:
-        """Run jobs until there are no more, or an order to one of them comes when its task has just returned: True."""
+        """Run jobs until there are no more. Returns True if an order arrived just after a task returned."""
         run, finish, job = runner.run, slot.finish, None
         try:
             for job in jobs:
                 outcome = run(job)
                 if runner.is_unsound:
-                    # First: whoever sees the outcome may send a job at once, which must not begin here.
+                    # Done first, because a client that sees the outcome may send a job at once, which must not begin
+                    # here.
                     self._threads.become_unsound()
                 if finish(*outcome):
                     finish(*runner.overrule(job, slot))
@@ -290,17 +291,17 @@ class _Slot:
         return self._link.order() != 0
 
     def obey(self, frames: dict[int, FrameType]) -> None:
-        """Carry out the order to the job that runs here, if it is in its task's own code."""
+        """Carry out the order to the running job, if it is in its task's own code."""
         thread = self._thread
         if thread is not None and thread.ident is not None and is_within_task(frames.get(thread.ident)):
             self._link.strike(thread.ident, EXCEPTIONS)
 
     def give_up(self) -> None:
-        """Nobody takes this slot again; its job, should its thread have left one, has crashed."""
+        """Abandon the slot for good. If its thread left a job, the job has crashed."""
         self._link.lose(self._reason())
 
     def bury(self) -> None:
-        """Its thread has ended before its time: its job, if it had one, has crashed. Another is to take its place."""
+        """Handle the early end of the slot's thread. Its job, if any, has crashed, and another thread takes over."""
         reason = self._reason()
         if not self._link.lose(reason) and not self.pause_s:
             logger.error("the idle slot %d of process %d: %s", self.number, os.getpid(), reason)
@@ -310,5 +311,5 @@ class _Slot:
         return f"the thread that ran it was lost: {self._why or 'C code has ended it (pthread_exit?)'}"
 
 
-# Of a slot's thread: the slot.
+# Slot of the current thread.
 _own = threading.local()

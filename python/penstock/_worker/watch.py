@@ -1,4 +1,4 @@
-"""Names jobs that block the event loop, with the line at which they do."""
+"""Warns of jobs that block the event loop, with the line that does."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typing import Any
 
 logger = logging.getLogger("penstock")
 
-# A job that is at one step at two looks in a row holds up all others.
+# A job that is in the same step at two consecutive checks blocks all others.
 _LOOK_EVERY_S = 0.1
-# One line a task in so long.
+# Interval between warnings for the same task.
 _TELL_EVERY_S = 60.0
 
 _LIBRARIES = tuple(
@@ -26,17 +26,17 @@ _LIBRARIES = tuple(
 
 
 class Watch:
-    """Looks after the loop of the calling thread, from a thread of its own."""
+    """Watches the event loop of the calling thread from another thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, runs_jobs: Any) -> None:
-        # A coroutine function in whose frames jobs run, with the name of the task as `task`.
+        # Code of a coroutine function in whose frames jobs run, with the task's name in the variable `task`.
         self._code = runs_jobs.__code__
-        # Since when the loop has not been waiting for events, and so runs what they have made ready.
+        # Time since which the loop has been running callbacks instead of waiting for events.
         self._busy_since: float | None = None
         self._loop_thread = threading.get_ident()
         self._told: dict[str, float] = {}
         self._stopped = threading.Event()
-        # A loop of another kind, such as uvloop's, can't be watched so.
+        # Other kinds of loops, such as uvloop's, cannot be watched this way.
         selector = getattr(loop, "_selector", None)
         if isinstance(selector, selectors.BaseSelector):
             self._attend(selector)
@@ -67,7 +67,7 @@ class Watch:
             elif seen is None or seen[0] != since or seen[1] is not frame:
                 seen, seen_at = (since, frame), time.monotonic()
             else:
-                # A pass of the loop gives each job one step, and this one was in the midst of it before.
+                # One pass of the loop gives each job one step, and this job was already in that step before.
                 self._tell(frame, time.monotonic() - seen_at)
 
     def _frame_of_job(self) -> FrameType | None:
@@ -91,7 +91,7 @@ class Watch:
         )
 
     def _line_within(self, job: FrameType) -> str | None:
-        """Return the line of the task's own code, not a library's, that the job is at. None: it is at none any more."""
+        """Return the current line of the job in the task's own code, not in a library; None if there is none."""
         frame = sys._current_frames().get(self._loop_thread)
         innermost = own = None
         while frame is not None and frame is not job:

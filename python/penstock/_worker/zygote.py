@@ -1,7 +1,7 @@
-"""The process that loads the app once and forks a worker's children from it, on the supervisor's command.
+"""Process that loads the app once and forks a worker's children, on the supervisor's command.
 
-It never runs a job and has one thread, so its forks are safe and share its memory. What it says to
-the supervisor and hears from it stands in crates/penstock-worker/src/zygote.rs.
+It never runs a job and has one thread, so its forks are safe and share its memory. Its protocol with the supervisor is
+described in crates/penstock-worker/src/zygote.rs.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ DESCRIPTORS_BYTES = socket.CMSG_LEN(16 * 4)
 
 def main() -> None:
     worker, control_fd, work_fds, pages_fd, log_level, log_format, *names = sys.argv[1:]
-    # The apps, an empty word, then the modules.
+    # Apps, an empty word, then modules.
     places, modules = names[: names.index("")], names[names.index("") + 1 :]
     control = Control(socket.socket(fileno=int(control_fd)))
-    # Where the children of each pool pull jobs, then what is shared with all.
+    # Sockets from which the children of each pool pull jobs, then the shared memory.
     descriptors = [int(number) for number in (*work_fds.split(","), pages_fd)]
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)
-    # Ctrl-C and service managers signal whole groups of processes; what becomes of running jobs is for
-    # the supervisor to decide. A handler, not SIG_IGN: programs that tasks start would inherit that.
+    # Ctrl-C and service managers signal whole process groups, but the supervisor decides about running jobs. A handler
+    # instead of SIG_IGN, which programs started by tasks would inherit.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _do_nothing)
-    # Known as the program that was called, not as `-m`: tracebacks and `ps` show it.
+    # Tracebacks and `ps` show this name, so it should be the called program rather than `-m`.
     sys.argv = [places[0]]
     before = open_descriptors()
     try:
@@ -77,7 +77,7 @@ def _do_nothing(number: int, frame: FrameType | None) -> None:
 
 
 def warn_of_threads(control: Control) -> None:
-    """A fork copies one thread and all locks: those that others hold stay locked for ever."""
+    """Warn of threads: a fork copies one thread and all locks, so locks that other threads hold stay locked forever."""
     try:
         count = len(os.listdir("/proc/self/task"))
     except OSError:
@@ -92,7 +92,7 @@ def warn_of_threads(control: Control) -> None:
 
 
 def warn_of_django(control: Control) -> None:
-    """Where Django was imported and not set up, each job that touches a model fails."""
+    """Warn if Django was imported but not set up, because each job that touches a model would fail."""
     if "django" not in sys.modules or not ("DJANGO_SETTINGS_MODULE" in os.environ or os.path.exists("manage.py")):
         return  # not there, or only because some library looks for it
     apps = sys.modules.get("django.apps")
@@ -104,7 +104,7 @@ def warn_of_django(control: Control) -> None:
 
 
 class Control:
-    """The socket to the supervisor."""
+    """Socket to the supervisor."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.set_inheritable(False)
@@ -120,7 +120,7 @@ class Control:
         self._connection.sendall(len(message).to_bytes(LENGTH_BYTES, "little") + message)
 
     def hear(self) -> list[list[str]]:
-        """The commands that have come, as words. Raises EOFError when the supervisor is gone."""
+        """Return the received commands, split into words. Raises EOFError when the supervisor is gone."""
         data, attached, _, _ = self._connection.recvmsg(4096, DESCRIPTORS_BYTES)
         if not data:
             raise EOFError
@@ -137,7 +137,7 @@ class Control:
         return commands
 
     def take_descriptor(self) -> int | None:
-        """Give the descriptor that came with a command; the system drops it where this process may open no more."""
+        """Return the descriptor that came with a command; None if the system dropped it for lack of descriptors."""
         if not self._descriptors:
             return None
         descriptor = self._descriptors.pop(0)
@@ -149,11 +149,11 @@ class Control:
 
 
 class Fork(NamedTuple):
-    """What the supervisor wants forked."""
+    """Request of the supervisor for a child."""
 
     child: int
     pool: int
-    """Which of the sockets it pulls from."""
+    """Index of the socket from which it pulls jobs."""
     kind: str
     """Kind of its slots: ``"process"``, ``"thread"``, ``"async"`` or ``"isolated"``."""
     slots: int
@@ -246,7 +246,7 @@ class Zygote:
 
     def _run(self, reply_fd: int, fork: Fork, zygote_pid: int) -> NoReturn:
         try:
-            # What other kinds of slots pull is not for this one, and would keep their sockets open.
+            # The sockets of other pools are not for this child, and must not stay open in it.
             work_fd = self._work_fds.pop(fork.pool)
             for other in self._work_fds:
                 os.close(other)
@@ -256,8 +256,8 @@ class Zygote:
             # The zygote died before this child could ask to die with it.
             os._exit(0)
         except BaseException:
-            # A signal handler that a task left, perhaps. Nothing here can be relied on any more; and threads that
-            # tasks left may never end, so they are not waited for.
+            # Possibly a signal handler that a task left. Nothing can be relied on any more, and threads that tasks left
+            # may never end, so this does not wait for them.
             try:
                 traceback.print_exc()
                 sys.stderr.flush()
@@ -273,7 +273,7 @@ class Zygote:
     def _signal(self, number: signal.Signals, only: int | None = None) -> None:
         for pid, child in self._children.items():
             if only in (None, child):
-                # Not another's number: it is waited for only where it leaves this list.
+                # The number cannot belong to another process: a child is waited for only when it leaves this list.
                 os.kill(pid, number)
                 if number == signal.SIGKILL:
                     kill_group(pid)
