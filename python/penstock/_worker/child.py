@@ -124,7 +124,7 @@ _left: object = None
 
 
 def note_finalizers() -> None:
-    """Remember which finalizers (``weakref.finalize``) there are before the first fork."""
+    """Remember which finalizers (``weakref.finalize``) exist before the first fork."""
     global _inherited
     registry: Any = vars(weakref.finalize).get("_registry")
     try:
@@ -134,17 +134,18 @@ def note_finalizers() -> None:
 
 
 def forget_inherited_finalizers() -> None:
-    """Leave the finalizers of objects that were made before the fork to the zygote, which runs them at its own end.
+    """Drop finalizers of objects created before the fork. The zygote runs them when it exits.
 
-    A child that ran them would remove a ``TemporaryDirectory`` of the loaded app under all others. And SQLAlchemy
-    registers one for each mapped class: running 300 takes a millisecond, most of it copies of shared pages.
+    A child that ran them would remove a ``TemporaryDirectory`` of the loaded app while other children use it. Also,
+    SQLAlchemy registers a finalizer for each mapped class: running 300 takes a millisecond, mostly for copying shared
+    pages.
     """
     global _left
     if _inherited is None:
-        return  # This Python keeps them in another way.
+        return  # this version of Python stores them differently
     _left = registry = vars(weakref.finalize)["_registry"]
     own: dict[Any, Any] = {}
-    # In the order of registration, so the child's own are the last.
+    # They are in the order of registration, so the child's own come last.
     for each in reversed(registry):
         if registry[each].index <= _inherited:
             break
@@ -158,7 +159,7 @@ def flush_output() -> None:
         try:
             stream.flush()
         except Exception:
-            pass  # whatever the app has made of its streams
+            pass  # the app may have replaced its streams
     flush_c_output()
 
 

@@ -29,8 +29,8 @@ _STEPS = frozenset({Steps.send.__code__, Steps.throw.__code__, Steps._tell.__cod
 _OWN_FILE = runner.__file__
 _IMPORTS = "<frozen importlib._bootstrap>"
 
-# Around its C function, `signal.signal` looks the old handler up in an enum, which raises and catches an error. In a
-# fresh fork that copies some fifty pages of the shared heap.
+# `signal.signal` looks up the old handler in an enum, which raises and catches an error. In a fresh fork that copies
+# about fifty pages of the shared heap, so this calls its C function directly.
 set_handler: Callable[[int, Any], Any] = getattr(signal.signal, "__wrapped__", signal.signal)
 
 

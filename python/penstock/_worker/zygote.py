@@ -155,10 +155,10 @@ class Fork(NamedTuple):
     pool: int
     """Index of the socket from which it pulls jobs."""
     kind: str
-    """Kind of its slots: ``"process"``, ``"thread"``, ``"async"`` or ``"isolated"``."""
+    """Kind of the slots: ``"process"``, ``"thread"``, ``"async"`` or ``"isolated"``."""
     slots: int
     once: bool
-    """Whether it ends with its first job."""
+    """Whether the child exits after its first job."""
 
     @classmethod
     def of(cls, command: list[str]) -> Fork:
@@ -167,10 +167,10 @@ class Fork(NamedTuple):
 
 
 class Zygote:
-    """Forks, and tells how its children end.
+    """Forks children, and reports how they end.
 
-    A page of the heap that this process or a child writes to, if only to count a reference, is copied, as the other has
-    it too. The code between two forks is therefore plain: no context managers, no enums, no caught errors.
+    A page of the shared heap is copied when this process or a child writes to it, if only to count a reference. So the
+    code between two forks is plain: no context managers, no enums, no caught errors.
     """
 
     def __init__(self, apps: list[App], worker: str, control: Control, descriptors: list[int]) -> None:
@@ -181,12 +181,12 @@ class Zygote:
         self._children: dict[int, int] = {}  # by process id
 
     def serve(self) -> None:
-        # What is garbage goes, and what is left is never looked at by the collector again: in the
-        # children it would touch, and so copy, every page.
+        # Garbage is freed, and the collector never visits the remaining objects again: in the children it would touch,
+        # and so copy, every page.
         gc.collect()
         note_finalizers()
         gc.freeze()
-        # And what is left is cheap to fork: most of a fork is its copy of the page tables.
+        # Huge pages make forks cheap: most of the cost of a fork is copying the page tables.
         if os.environ.get("PENSTOCK_COLLAPSE") != "0":
             collapse_heap()
         bell, ringer = socket.socketpair()
@@ -213,7 +213,7 @@ class Zygote:
                         elif command[0] == "nudge":
                             self._signal(signal.SIGURG, int(command[1]))
         except (EOFError, BrokenPipeError, ConnectionResetError):
-            # The supervisor is gone: its jobs are already somebody else's.
+            # The supervisor is gone, and its jobs already belong to another worker.
             self._signal(signal.SIGKILL)
 
     def _fork(self, fork: Fork, bells: list[socket.socket]) -> None:
@@ -280,9 +280,9 @@ class Zygote:
 
 
 def lead_group(pid: int) -> None:
-    """Give a child a process group, which what its jobs start is in and ends with.
+    """Give a child its own process group, so that processes started by its jobs end with it.
 
-    Both sides of the fork do: whichever is first, nothing is sent to a group that is not there yet.
+    Both sides of the fork call this. Whichever is first, no signal is sent to a group that does not exist yet.
     """
     try:
         os.setpgid(pid, pid)
@@ -291,7 +291,7 @@ def lead_group(pid: int) -> None:
 
 
 def kill_group(pid: int) -> None:
-    """End all that a child's jobs have started and left behind. The child must not have been waited for."""
+    """Kill all processes that a child's jobs started and left behind. The child must not have been waited for."""
     try:
         os.killpg(pid, SIGKILL)
     except (ProcessLookupError, PermissionError):
@@ -299,10 +299,10 @@ def kill_group(pid: int) -> None:
 
 
 def ends_of_children(children: Collection[int]) -> Iterator[tuple[int, int, int]]:
-    """Yield number, wait status and peak of memory (in KiB) of each of these that has ended, its group with it.
+    """Yield number, wait status and peak memory (in KiB) of each of these children that has ended, and kill its group.
 
-    The others are waited for as well: orphans of jobs come to this process. Each end costs the same, however many
-    children there are.
+    Other children are waited for as well, because orphans of jobs are reparented to this process. The cost per ended
+    child does not depend on the number of children.
     """
     if not hasattr(os, "waitid"):  # macOS before Python 3.13, where no orphans come
         for child in list(children):
@@ -320,7 +320,7 @@ def ends_of_children(children: Collection[int]) -> Iterator[tuple[int, int, int]
 
 
 def _ended_child() -> int | None:
-    """Return the number of a child that has ended, which stays its own until it is waited for."""
+    """Return the number of an ended child. The number stays reserved until the child is waited for."""
     try:
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
