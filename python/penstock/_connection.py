@@ -266,11 +266,11 @@ class Connection:
             while left:
                 self._poll(poll, only_ask=timeout_s is not None and timeout_s <= 0)
                 self.log_notices()
-                for _, told in port.drain():
-                    if isinstance(told, BaseException):
-                        raise told
+                for _, outcome in port.drain():
+                    if isinstance(outcome, BaseException):
+                        raise outcome
                     left -= 1
-                    yield cast(tuple[int, tuple[int, bytes] | None], told)
+                    yield cast(tuple[int, tuple[int, bytes] | None], outcome)
         finally:
             self._client.forget(port, 0)
             port.close()
@@ -310,11 +310,11 @@ class Connection:
                         await asyncio.wait_for(ready.wait(), _WAIT_SLICE_S)
                 self.log_notices()
                 ready.clear()
-                for _, told in port.drain():
-                    if isinstance(told, BaseException):
-                        raise told
+                for _, outcome in port.drain():
+                    if isinstance(outcome, BaseException):
+                        raise outcome
                     left -= 1
-                    yield cast(tuple[int, tuple[int, bytes] | None], told)
+                    yield cast(tuple[int, tuple[int, bytes] | None], outcome)
         finally:
             loop.remove_reader(port.fileno())
             self._client.forget(port, 0)
@@ -564,7 +564,7 @@ def disconnect(connection: Connection, timeout_s: float) -> None:
     connection.close(timeout_s)
 
 
-def _rest_all() -> None:
+def _disconnect_all() -> None:
     # Jobs sent with durability="none" may still be in flight. The connections are not closed, because later exit
     # handlers and daemon threads may still enqueue. An app's own broker exits with this process anyway.
     for connection in list(_connections.values()):
@@ -572,7 +572,7 @@ def _rest_all() -> None:
 
 
 # Registered at import, so that exit handlers registered later run first.
-atexit.register(_rest_all)
+atexit.register(_disconnect_all)
 
 
 def _start_anew_after_fork() -> None:

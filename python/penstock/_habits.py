@@ -92,7 +92,7 @@ _APP = {
     "worker_main": "use the command: penstock worker MODULE:APP",
 }
 
-_OF = {"Sender": _TASK, "Job": _RESULT, "Workflow": _WORKFLOW, "Partial": _STEP, "App": _APP}
+_BY_CLASS = {"Sender": _TASK, "Job": _RESULT, "Workflow": _WORKFLOW, "Partial": _STEP, "App": _APP}
 
 
 class Habit:
@@ -108,23 +108,23 @@ class Habit:
         self._name = name
         self._hint = hint
 
-    def __get__(self, of: object, owner: type) -> Habit:
+    def __get__(self, instance: object, owner: type) -> Habit:
         """Raise ``AttributeError`` for an instance; return the descriptor itself for the class."""
-        if of is None:
+        if instance is None:
             return self
         text = f"{owner.__name__!r} object has no attribute {self._name!r}: {self._hint}"
-        raise AttributeError(text, name=self._name, obj=of)
+        raise AttributeError(text, name=self._name, obj=instance)
 
 
 def answer_habits(kind: type) -> None:
     """Make a class point users of Celery and RQ method names to its own. ``dir()`` does not list those names."""
-    names = _OF[kind.__name__]
+    names = _BY_CLASS[kind.__name__]
     for name, hint in names.items():
         if not hasattr(kind, name):
             setattr(kind, name, Habit(name, hint))
 
     def listed(self: object) -> list[str]:
-        of = type(self)
-        return [name for name in object.__dir__(self) if not isinstance(getattr_static(of, name, None), Habit)]
+        cls = type(self)
+        return [name for name in object.__dir__(self) if not isinstance(getattr_static(cls, name, None), Habit)]
 
     kind.__dir__ = listed  # type: ignore[assignment]

@@ -58,7 +58,7 @@ def replacement(app: App, step: Partial[Any, Any]) -> Replacement:
     def build(jobs: Sequence[tuple[_core.Options, bytes]]) -> Built:
         return plan.build_in_place(jobs, job_id, depth, opens=opens)
 
-    leaves = _leaves_of(job_id)
+    leaves = _steps_of(job_id)
     leaves.has_replacement = True
     if not plan.has_jobs:
         return Replacement(job_id, None)
@@ -81,7 +81,7 @@ def spawn(step: Partial[Any, Any]) -> Job[Any] | Workflow[Any]:
     workflow = (extras or NO_EXTRAS)[5][1]
     if not plan.has_jobs:
         return plan.sent(None).workflow
-    leaves = _leaves_of(job_id)
+    leaves = _steps_of(job_id)
     built = _planned(plan, leaves, lambda jobs: plan.build(jobs, opens=workflow is None))
     own = None if plan.is_lone else built.workflow_id
     leaves.steps.append(built.graph.encode(own if workflow is None else workflow))
@@ -110,7 +110,7 @@ def _plan_now(step: Partial[Any, Any]) -> Plan:
     assert current is not None
     job_id, _, extras, *_ = current
     _, _, _, headers, _, (_, workflow, _) = extras or NO_EXTRAS
-    leaves = _leaves_of(job_id)
+    leaves = _steps_of(job_id)
     # A replacement has the id of the job that it replaced.
     name = f"{job_id.hex()}/{headers.get(DEPTH, '0')}/{leaves.sent}"
     seed = blake2b(name.encode(), digest_size=32, person=b"penstock.spawn").digest()
@@ -137,7 +137,7 @@ def _check_broker(plan: Plan) -> None:
         raise ValueError(f"spawn() takes steps whose broker is the job's own, not those of {plan.app!r}")
 
 
-def _leaves_of(job_id: bytes) -> Leaving:
+def _steps_of(job_id: bytes) -> Leaving:
     leaves = leaving.get(job_id)
     if leaves is None:
         leaves = leaving[job_id] = Leaving()

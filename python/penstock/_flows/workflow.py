@@ -675,8 +675,8 @@ def _progress_of(jobs: WorkflowCounts) -> "Progress":
     from penstock._jobs.progress import Progress
 
     ended = jobs.succeeded + jobs.failed + jobs.cancelled
-    told = [f"{count} {what}" for count, what in [(jobs.running, "running"), (jobs.failed, "failed")] if count]
-    return Progress(ended, ended + jobs.waiting + jobs.running + jobs.blocked, ", ".join(told))
+    counts = [f"{count} {what}" for count, what in [(jobs.running, "running"), (jobs.failed, "failed")] if count]
+    return Progress(ended, ended + jobs.waiting + jobs.running + jobs.blocked, ", ".join(counts))
 
 
 def _unpickled(

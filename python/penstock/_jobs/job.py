@@ -121,7 +121,7 @@ class Job(Generic[R_co]):
         begun = time.monotonic()
         end = self._wait_for_end(limit_s)
         if end is not None and end[0] == _REPLACED:
-            return self._heir(end).result(_left_s(limit_s, begun))
+            return self._replacement(end).result(_left_s(limit_s, begun))
         return self._outcome(end)
 
     def _wait_for_end(self, limit_s: float | None) -> Ended | tuple[int, bytes] | None:
@@ -146,7 +146,7 @@ class Job(Generic[R_co]):
         begun = time.monotonic()
         end = await self._await_end(limit_s)
         if end is not None and end[0] == _REPLACED:
-            return await self._heir(end).aresult(_left_s(limit_s, begun))
+            return await self._replacement(end).aresult(_left_s(limit_s, begun))
         return await self._aoutcome(end)
 
     async def _await_end(self, limit_s: float | None) -> Ended | tuple[int, bytes] | None:
@@ -178,7 +178,7 @@ class Job(Generic[R_co]):
             return True
         try:
             end = self._app._connected().peek(self._id, self._app.call_timeout)
-            return end is not None and (end[0] != _REPLACED or self._heir(end).done())
+            return end is not None and (end[0] != _REPLACED or self._replacement(end).done())
         except PenstockError as error:
             return self._is_over(error)
 
@@ -188,7 +188,7 @@ class Job(Generic[R_co]):
             return True
         try:
             end = await self._app._connected().peek_async(self._id, self._app.call_timeout)
-            return end is not None and (end[0] != _REPLACED or await self._heir(end).adone())
+            return end is not None and (end[0] != _REPLACED or await self._replacement(end).adone())
         except PenstockError as error:
             return self._is_over(error)
 
@@ -270,7 +270,7 @@ class Job(Generic[R_co]):
         connection, limit_s = self._app._connected(), self._app.call_timeout
         try:
             end, is_pending = self._peek(connection)
-            if end is not None and _tells_all(end):
+            if end is not None and _is_complete(end):
                 return self._info_of_end(*end)
             held = connection.message_info(self._id, limit_s)
             if held is None and is_pending:
@@ -285,7 +285,7 @@ class Job(Generic[R_co]):
         connection, limit_s = self._app._connected(), self._app.call_timeout
         try:
             end, is_pending = await self._apeek(connection)
-            if end is not None and _tells_all(end):
+            if end is not None and _is_complete(end):
                 return self._info_of_end(*end)
             held = await connection.message_info_async(self._id, limit_s)
             if held is None and is_pending:
@@ -339,7 +339,7 @@ class Job(Generic[R_co]):
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickled, (self._app.name, self._app.url, self._id, self._accepted)
 
-    def _heir(self, end: Ended | tuple[int, bytes]) -> Job[R_co]:
+    def _replacement(self, end: Ended | tuple[int, bytes]) -> Job[R_co]:
         """Return the job that replaced this one."""
         return Job(self._app, end[1], True)
 
@@ -605,7 +605,7 @@ def check_cancel(reason: str, running: str) -> None:
 _LONGEST_REASON = 200
 
 
-def _tells_all(end: Ended) -> bool:
+def _is_complete(end: Ended) -> bool:
     """Whether a job's end includes all of its details. For a failed job, the broker knows more."""
     return _end_state(end[0]) not in (JobState.FAILED, JobState.CRASHED, JobState.BLOCKED)
 

@@ -91,7 +91,7 @@ class alending:
 
             turn = _turns[loan] = asyncio.get_running_loop().create_future()
             # The turn may have come before this line.
-            hear_turns()
+            resume_turns()
             try:
                 await turn
             except BaseException:
@@ -104,19 +104,19 @@ class alending:
 def _begin(loan: Loan) -> None:
     loan.begin()
     # Another coroutine of the same job may be waiting for its turn: let it continue.
-    hear_turns()
+    resume_turns()
     if on_lend is not None:
         on_lend()
 
 
-def hear_turns() -> None:
+def resume_turns() -> None:
     """Resume the jobs whose turn has come. Called after each signal, in any thread."""
     for loan, turn in list(_turns.items()):
         if not turn.done() and loan.has_turn:
             # The loop may belong to a job.
-            turn.get_loop().call_soon_threadsafe(_go_on, turn)
+            turn.get_loop().call_soon_threadsafe(_resume, turn)
 
 
-def _go_on(turn: asyncio.Future[None]) -> None:
+def _resume(turn: asyncio.Future[None]) -> None:
     if not turn.done():
         turn.set_result(None)

@@ -45,8 +45,8 @@ class Progress:
 
     def __str__(self) -> str:
         """Return a text such as ``3 of 10 (30 %): fetching``."""
-        told = f"{self.done:,}" if self.fraction is None else f"{self.done:,} of {self.total:,} ({self.fraction:.0%})"
-        return f"{told.replace('%)', ' %)')}: {self.message}" if self.message else told.replace("%)", " %)")
+        text = f"{self.done:,}" if self.fraction is None else f"{self.done:,} of {self.total:,} ({self.fraction:.0%})"
+        return f"{text.replace('%)', ' %)')}: {self.message}" if self.message else text.replace("%)", " %)")
 
 
 def decode(body: bytes | None) -> Progress | None:

@@ -72,11 +72,11 @@ class Arguments:
         try:
             bind(*[_FROM_ELSEWHERE] * count, *args, **kwargs)
         except TypeError as error:
-            those = "its result is the first argument"
+            where = "its result is the first argument"
             if count > 1:
-                those = f"the results of the {count} steps that it needs are the first arguments"
+                where = f"the results of the {count} steps that it needs are the first arguments"
             raise TypeError(
-                f"{error}. After another step of a workflow {those}; a call made by .si(...) does not get it"
+                f"{error}. After another step of a workflow {where}; a call made by .si(...) does not get it"
             ) from None
         return self._encode_bound(args, kwargs)
 
@@ -161,8 +161,8 @@ class Arguments:
             self.bind(*values, *args, **kwargs)
         except TypeError as error:
             why = message_of(error).removeprefix(f"{self._task}(): ")
-            those = f"the results of the {len(values)} steps before do not fit as its first arguments"
-            raise ArgumentMismatch(f"{self._task}(): {those}: {why}") from None
+            where = f"the results of the {len(values)} steps before do not fit as its first arguments"
+            raise ArgumentMismatch(f"{self._task}(): {where}: {why}") from None
         return [*values, *args]
 
     def decode_unchecked(self, body: bytes) -> tuple[list[Any], dict[str, Any]]:

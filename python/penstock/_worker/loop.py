@@ -67,7 +67,7 @@ class Loop:
             if not self._once:
                 lending.on_lend = self._read
             self._serve(loop.create_task(self._start()))
-            signal.signal(signal.SIGURG, self._hear_signal)
+            signal.signal(signal.SIGURG, self._on_signal)
             if not self._once:
                 # From now on it takes jobs: one that it replaces may go.
                 self._link.serve(self._count)
@@ -139,7 +139,7 @@ class Loop:
             except (BrokenPipeError, ConnectionResetError):
                 pulled = None
             if pulled:
-                self._go_on(slot)
+                self._continue(slot)
                 continue
             self._idle.append(slot)
             if pulled is None:
@@ -152,9 +152,9 @@ class Loop:
         """Return the largest number of slots for now: each lent slot may be replaced by another."""
         return self._count + (0 if self._once else self._link.parked)
 
-    def _heed(self) -> None:
+    def _follow_orders(self) -> None:
         """Close if the supervisor asks for it, and carry out orders to suspended jobs."""
-        lending.hear_turns()
+        lending.resume_turns()
         if self._link.heed() and not self._is_closing:
             self._link.serve(0)
             self._close()
@@ -168,7 +168,7 @@ class Loop:
         if not self._over.done():
             self._over.set_result(None)
 
-    def _go_on(self, slot: SlotLink) -> None:
+    def _continue(self, slot: SlotLink) -> None:
         """Begin the next job of the slot's packet; without one the slot is idle."""
         job = slot.begin()
         if job is not None:
@@ -191,13 +191,13 @@ class Loop:
     async def _run(self, slot: SlotLink, job: Delivered) -> None:
         self._finish(slot, await self._runner.run_on_loop(job, slot))
 
-    def _hear_signal(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """Carry out orders, as a signal handler: the loop may be inside a job's step that never ends."""
         if self._link.is_abandoned:
             return
         # The loop may be closed already.
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._heed)
+            self._loop.call_soon_threadsafe(self._follow_orders)
         current = running.get()
         slot = None if current is None else self._slots.get(current[0])
         if slot is not None and is_within_task(frame):
@@ -220,7 +220,7 @@ class Loop:
             self._link.serve(0)
             self._link.close()
             self._close()
-        self._go_on(slot)
+        self._continue(slot)
 
     def _flush(self) -> None:
         self._will_flush = False

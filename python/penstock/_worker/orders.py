@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # Code objects inside which a task's own code runs: as a function, or in a step of a loop.
 _CALLS = frozenset({runner._call.__code__, runner._call_within.__code__})
 _AWAITS = frozenset({runner.Runner.run_on_loop.__code__, runner._awaited.__code__})
-_STEPS = frozenset({Steps.send.__code__, Steps.throw.__code__, Steps._tell.__code__})
+_STEPS = frozenset({Steps.send.__code__, Steps.throw.__code__, Steps._raise_soft_timeout.__code__})
 _OWN_FILE = runner.__file__
 _IMPORTS = "<frozen importlib._bootstrap>"
 
@@ -76,11 +76,11 @@ class OrdersOfProcess:
         self._runner = jobs
         jobs.slot = slot
         interrupts.slot_of = lambda job_id: slot
-        set_handler(signal.SIGURG, self._hear_signal)
+        set_handler(signal.SIGURG, self._on_signal)
 
-    def _hear_signal(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         slot = self._slot
-        lending.hear_turns()
+        lending.resume_turns()
         if not slot.order():
             return
         if is_within_task(frame):

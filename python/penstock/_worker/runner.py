@@ -468,7 +468,7 @@ def _without_handler(frames: TracebackType | None) -> TracebackType | None:
 
 
 # Name of the signal handlers that raise in a task.
-HANDLER = "_hear_signal"
+HANDLER = "_on_signal"
 
 
 class Steps:
@@ -492,17 +492,17 @@ class Steps:
 
     def send(self, value: Any) -> Any:
         # The awaited object swallowed the cancellation.
-        return self._tell() if self.is_due else self._coroutine.send(value)
+        return self._raise_soft_timeout() if self.is_due else self._coroutine.send(value)
 
     def throw(self, error: Any, *rest: Any) -> Any:
         if self.is_due and isinstance(error, asyncio.CancelledError):
-            return self._tell()
+            return self._raise_soft_timeout()
         return self._coroutine.throw(error, *rest)
 
     def close(self) -> None:
         self._coroutine.close()
 
-    def _tell(self) -> Any:
+    def _raise_soft_timeout(self) -> Any:
         self.is_due = False
         task = asyncio.current_task()
         if task is not None:

@@ -75,7 +75,7 @@ class Threads:
         self._is_ending = False
         self._is_unsound = False
         # An unsound thread may report that while the main thread is about to report that all slots are ready.
-        self._saying = threading.Lock()
+        self._reporting = threading.Lock()
 
     def run(self) -> None:
         """Run jobs until all threads have ended in order."""
@@ -97,29 +97,29 @@ class Threads:
                     starts[number] = time.monotonic() + self._slots[number].pause_s
             if self._serving is None and not starts:
                 # From now on it takes jobs: one that it replaces may go.
-                self._tell_serving(self._count)
-            heard: list[int | socket.socket] = [ends, bell]
+                self._report_serving(self._count)
+            sources: list[int | socket.socket] = [ends, bell]
             due = list(starts.values())
             if self._may_add:
                 if self._link.has_head:
                     due.append(time.monotonic() + _LOOK_EVERY_S)
                 else:
-                    heard.append(work)
+                    sources.append(work)
             self._end_spare()
             if self._spare is not None:
                 due.append(self._spare[0] + _KEEP_SPARE_S)
             timeout = min(due) - time.monotonic() if due else None
             if self._is_ending and self._link.nudge():
                 # That rings the bell, too, which is ignored while a thread has to be nudged.
-                heard.remove(bell)
+                sources.remove(bell)
                 timeout = _NUDGE_EVERY_S
-            ready, _, _ = select.select(heard, [], [], None if timeout is None else max(0.0, timeout))
+            ready, _, _ = select.select(sources, [], [], None if timeout is None else max(0.0, timeout))
             if bell in ready:
                 bell.recv(4096)
-                lending.hear_turns()
+                lending.resume_turns()
                 if self._link.heed() and not self._is_ending:
                     self._end()
-            self._obey()
+            self._carry_out_orders()
             if work in ready and self._may_add and not self._link.has_head:
                 self._add()
             ended = os.read(ends, 4096 * NUMBER_BYTES) if ends in ready else b""
@@ -130,18 +130,18 @@ class Threads:
                 slot = self._slots[number]
                 # A process for a single job gets no other thread.
                 if slot.is_over or self._is_ending or self._once:
-                    slot.give_up()
+                    slot.abandon()
                     left.discard(slot.number)
                     starts.pop(slot.number, None)
                 else:
-                    slot.bury()
+                    slot.replace_thread()
                     starts[slot.number] = time.monotonic() + slot.pause_s
             if self._is_ending:
                 left -= starts.keys()
                 starts.clear()
                 continue
             waiting = [number for number, at in starts.items() if at > time.monotonic()]
-            self._tell_serving(min(self._count, len(left) - len(waiting)))
+            self._report_serving(min(self._count, len(left) - len(waiting)))
         if self._is_unsound:
             raise RuntimeError(UNSOUND)
 
@@ -173,22 +173,22 @@ class Threads:
             self._link.dismiss(min(least, spare))
             self._spare = None
 
-    def _obey(self) -> None:
+    def _carry_out_orders(self) -> None:
         """Carry out orders to jobs."""
         ordered = [slot for slot in self._slots if slot.has_order]
         if ordered:
             frames = sys._current_frames()
             for slot in ordered:
-                slot.obey(frames)
+                slot.carry_out_order(frames)
 
     def _end(self) -> None:
-        with self._saying:
+        with self._reporting:
             self._is_ending = True
             self._link.serve(0)
         self._link.close()
 
-    def _tell_serving(self, slots: int) -> None:
-        with self._saying:
+    def _report_serving(self, slots: int) -> None:
+        with self._reporting:
             if slots != self._serving and not self._is_ending:
                 self._serving = slots
                 self._link.serve(slots)
@@ -290,17 +290,17 @@ class _Slot:
     def has_order(self) -> bool:
         return self._link.order() != 0
 
-    def obey(self, frames: dict[int, FrameType]) -> None:
+    def carry_out_order(self, frames: dict[int, FrameType]) -> None:
         """Carry out the order to the running job, if it is in its task's own code."""
         thread = self._thread
         if thread is not None and thread.ident is not None and is_within_task(frames.get(thread.ident)):
             self._link.strike(thread.ident, EXCEPTIONS)
 
-    def give_up(self) -> None:
+    def abandon(self) -> None:
         """Abandon the slot for good. If its thread left a job, the job has crashed."""
         self._link.lose(self._reason())
 
-    def bury(self) -> None:
+    def replace_thread(self) -> None:
         """Handle the early end of the slot's thread. Its job, if any, has crashed, and another thread takes over."""
         reason = self._reason()
         if not self._link.lose(reason) and not self.pause_s:

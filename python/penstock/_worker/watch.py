@@ -18,7 +18,7 @@ logger = logging.getLogger("penstock")
 # A job that is in the same step at two consecutive checks blocks all others.
 _LOOK_EVERY_S = 0.1
 # Interval between warnings for the same task.
-_TELL_EVERY_S = 60.0
+_WARN_EVERY_S = 60.0
 
 _LIBRARIES = tuple(
     os.path.join(path, "") for name, path in sysconfig.get_paths().items() if name in ("stdlib", "purelib", "platlib")
@@ -39,19 +39,19 @@ class Watch:
         # Other kinds of loops, such as uvloop's, cannot be watched this way.
         selector = getattr(loop, "_selector", None)
         if isinstance(selector, selectors.BaseSelector):
-            self._attend(selector)
+            self._observe(selector)
             threading.Thread(target=self._run, name="penstock-loop-watch", daemon=True).start()
 
-    def _attend(self, selector: Any) -> None:
+    def _observe(self, selector: Any) -> None:
         select = selector.select
 
-        def attended(timeout: float | None = None) -> Any:
+        def observed(timeout: float | None = None) -> Any:
             self._busy_since = None
             ready = select(timeout)
             self._busy_since = time.monotonic()
             return ready
 
-        selector.select = attended
+        selector.select = observed
 
     def stop(self) -> None:
         self._stopped.set()
@@ -68,7 +68,7 @@ class Watch:
                 seen, seen_at = (since, frame), time.monotonic()
             else:
                 # One pass of the loop gives each job one step, and this job was already in that step before.
-                self._tell(frame, time.monotonic() - seen_at)
+                self._warn(frame, time.monotonic() - seen_at)
 
     def _frame_of_job(self) -> FrameType | None:
         frame = sys._current_frames().get(self._loop_thread)
@@ -76,10 +76,10 @@ class Watch:
             frame = frame.f_back
         return frame
 
-    def _tell(self, job: FrameType, blocked_s: float) -> None:
+    def _warn(self, job: FrameType, blocked_s: float) -> None:
         task, line = job.f_locals["task"], self._line_within(job)
         now = time.monotonic()
-        if line is None or now - self._told.get(task, -_TELL_EVERY_S) < _TELL_EVERY_S:
+        if line is None or now - self._told.get(task, -_WARN_EVERY_S) < _WARN_EVERY_S:
             return
         self._told[task] = now
         logger.warning(

@@ -60,14 +60,14 @@ def main() -> None:
             each.app._begin_worker()
         refuse_unsuitable(loaded)
     except BaseException as error:
-        control.say(f"failed {explain(' '.join(places), error)}")
+        control.send(f"failed {explain(' '.join(places), error)}")
         sys.exit(EXIT_APP)
     warn_of_threads(control)
     for warning in warnings_since(before):
-        control.say(f"warning {warning}")
+        control.send(f"warning {warning}")
     warn_of_django(control)
     log_to_stderr(log_level, log_format)
-    control.say(f"ready {json.dumps(report_of(loaded))}")
+    control.send(f"ready {json.dumps(report_of(loaded))}")
     Zygote([each.app for each in loaded], worker, control, descriptors).serve()
     leave()
 
@@ -84,7 +84,7 @@ def warn_of_threads(control: Control) -> None:
         count = threading.active_count()
     if count > 1:
         names = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
-        control.say(
+        control.send(
             f"warning the app started {count - 1} thread(s) while it was loaded"
             f" ({', '.join(names) or 'from native code'}); they do not exist in the processes that run jobs, and locks"
             " they hold at the fork stay locked there. Start threads in tasks, not at import"
@@ -97,7 +97,7 @@ def warn_of_django(control: Control) -> None:
         return  # not there, or only because some library looks for it
     apps = sys.modules.get("django.apps")
     if apps is None or not apps.apps.ready:
-        control.say(
+        control.send(
             "warning Django is imported and not set up, so models can't be used. Give the worker a module that calls"
             " django.setup() before it imports the tasks: shop.worker:app in Penstock's page about Django"
         )
@@ -115,11 +115,11 @@ class Control:
     def fileno(self) -> int:
         return self._connection.fileno()
 
-    def say(self, text: str) -> None:
+    def send(self, text: str) -> None:
         message = text.encode("utf-8", "backslashreplace")
         self._connection.sendall(len(message).to_bytes(LENGTH_BYTES, "little") + message)
 
-    def hear(self) -> list[list[str]]:
+    def receive(self) -> list[list[str]]:
         """Return the received commands, split into words. Raises EOFError when the supervisor is gone."""
         data, attached, _, _ = self._connection.recvmsg(4096, DESCRIPTORS_BYTES)
         if not data:
@@ -203,9 +203,9 @@ class Zygote:
                 if bell.fileno() in ready:
                     # What it leaves there makes it ready again.
                     bell.recv(4096)
-                    self._tell_deaths()
+                    self._report_deaths()
                 if self._control.fileno() in ready:
-                    for command in self._control.hear():
+                    for command in self._control.receive():
                         if command[0] == "fork":
                             self._fork(Fork.of(command), [bell, ringer])
                         elif command[0] == "kill":
@@ -219,7 +219,7 @@ class Zygote:
     def _fork(self, fork: Fork, bells: list[socket.socket]) -> None:
         reply_fd = self._control.take_descriptor()
         if reply_fd is None:
-            self._control.say(f"unforked {fork.child} {os.strerror(errno.EMFILE)}")
+            self._control.send(f"unforked {fork.child} {os.strerror(errno.EMFILE)}")
             return
         zygote_pid = os.getpid()
         # Unflushed output would be written once by each child.
@@ -228,13 +228,13 @@ class Zygote:
             pid = os.fork()
         except OSError as error:
             os.close(reply_fd)
-            self._control.say(f"unforked {fork.child} {error}")
+            self._control.send(f"unforked {fork.child} {error}")
             return
         if pid:
             os.close(reply_fd)
             lead_group(pid)
             self._children[pid] = fork.child
-            self._control.say(f"forked {fork.child} {pid}")
+            self._control.send(f"forked {fork.child} {pid}")
             return
         lead_group(os.getpid())
         signal.set_wakeup_fd(-1)
@@ -266,9 +266,9 @@ class Zygote:
         forget_inherited_finalizers()
         leave()
 
-    def _tell_deaths(self) -> None:
+    def _report_deaths(self) -> None:
         for pid, status, peak_kib in ends_of_children(self._children):
-            self._control.say(f"died {self._children.pop(pid)} {pid} {status} {peak_kib}")
+            self._control.send(f"died {self._children.pop(pid)} {pid} {status} {peak_kib}")
 
     def _signal(self, number: signal.Signals, only: int | None = None) -> None:
         for pid, child in self._children.items():

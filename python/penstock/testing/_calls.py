@@ -64,8 +64,8 @@ class Call:
             value = getattr(self, name)
             if value != default:
                 options[name] = value
-        told = ", ".join(f"{name}={value!r}" for name, value in options.items())
-        return f"{self.task}({', '.join(arguments)})  {told}"
+        shown = ", ".join(f"{name}={value!r}" for name, value in options.items())
+        return f"{self.task}({', '.join(arguments)})  {shown}"
 
 
 _DEFAULTS: dict[str, Any] = {
@@ -223,8 +223,8 @@ class _Expected:
         if not self._any_arguments:
             named = [f"{name}={value!r}" for name, value in self._kwargs.items()]
             arguments = ", ".join([repr(arg) for arg in self._args] + named)
-        told = ", ".join(f"{name}={value!r}" for name, value in self._options.items())
-        return f"{self._task}({arguments}){' with ' if told else ''}{told}"
+        shown = ", ".join(f"{name}={value!r}" for name, value in self._options.items())
+        return f"{self._task}({arguments}){' with ' if shown else ''}{shown}"
 
 
 def _equals(call: Call, name: str, expected: Any) -> bool:

@@ -78,9 +78,9 @@ class _Guard:
             return
         from penstock.testing import BrokerNotAllowed
 
-        who = self._test or "code outside of any test, such as a module that is being imported,"
+        culprit = self._test or "code outside of any test, such as a module that is being imported,"
         raise BrokerNotAllowed(
-            f"{who} would use the real broker of {app!r}, and nothing allows that; nothing was sent. Give the"
+            f"{culprit} would use the real broker of {app!r}, and nothing allows that; nothing was sent. Give the"
             " test the fixture penstock_inline (jobs run at once), penstock_capture (they are recorded),"
             " penstock_worker (they run in threads) or penstock_server (in real processes). Or allow real brokers: mark"
             " it @pytest.mark.penstock_broker, give the App a url, or set penstock_guard = false in pytest's"
