@@ -129,7 +129,9 @@ def test_a_broker_that_was_killed_is_gone_with_all_it_held_and_that_is_said(app)
     send = with_task(app)
     job = send.delay("ada")
     os.kill(broker_of(app), signal.SIGKILL)
-    with pytest.raises((InvalidConfiguration, BrokerUnavailable), match="everything that it stored is gone; create a new"):
+    with pytest.raises(
+        (InvalidConfiguration, BrokerUnavailable), match="everything that it stored is gone; create a new"
+    ):
         job.result(timeout=5)
     app.close()
     assert send.delay("bob").info().state is JobState.WAITING

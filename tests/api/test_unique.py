@@ -158,7 +158,9 @@ def test_a_call_is_refused_that_asked_for_it(app):
 
     with capture(app) as calls:
         first = refresh.delay(1)
-        with pytest.raises(JobExists, match=f"job {first.id} already has its unique key; nothing was accepted") as caught:
+        with pytest.raises(
+            JobExists, match=f"job {first.id} already has its unique key; nothing was accepted"
+        ) as caught:
             app.enqueue(refresh.s(2), refresh.s(1))
         assert app.job(caught.value.job_id) == first
         assert len(calls) == 1

@@ -67,7 +67,7 @@ class MapReduce(Step):
     label: str
     """Label shared by its reduces; leaves have `LABEL.i`."""
     items: tuple[str, ...]
-    """What becomes of each: ok or fail."""
+    """Outcome of each: ok or fail."""
     fan_in: int
 
 
@@ -76,7 +76,7 @@ class Chunks(Step):
     label: str
     """Label of the group; its calls have `LABEL.i`."""
     items: tuple[str, ...]
-    """What becomes of each: ok or fail."""
+    """Outcome of each: ok or fail."""
     size: int
     """Number of calls per job."""
 

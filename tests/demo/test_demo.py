@@ -1,4 +1,4 @@
-"""`make demo`, with fewer files: it tells the truth, and nothing of it stays."""
+"""`make demo`, with fewer files: its report is true, and it leaves nothing behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`local:` needs nothing installed or started: whoever comes first starts the broker, and it leaves by itself."""
+"""`local:` needs nothing installed or started: the first client starts the broker, which exits automatically."""
 
 from __future__ import annotations
 

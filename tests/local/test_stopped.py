@@ -89,7 +89,7 @@ def test_a_worker_that_ends_after_the_stop_stores_its_outcomes_first(project: Pr
 
 
 def test_a_worker_waits_out_what_keeps_the_next_broker_from_its_start(project: Project) -> None:
-    """It used to end, with the job that ran, as soon as one start had failed."""
+    """The worker used to exit, with its running job, as soon as one start had failed."""
     worker = worker_of(project)
     job = begun_job(project)
     # To open a socket as a file is an error of the device, as a disk that is away has.

@@ -193,7 +193,7 @@ def test_a_worker_waits_for_its_broker_and_says_so(project: Project) -> None:
 
 
 def test_a_worker_without_a_broker_stops_at_once(project: Project) -> None:
-    """It used to wait until its first question to the broker was given up, after 5 s."""
+    """The worker used to wait 5 s, until its first request to the broker timed out."""
     project.write("tasks.py", "from penstock import App\napp = App('shop')\n@app.task\ndef work(): ...\n")
     worker = project.worker("tasks:app", "-c", "1", "-v", PENSTOCK_URL=f"unix:{project.directory}/socket")
     worker.wait_for_output("no connection to the broker")

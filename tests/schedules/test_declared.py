@@ -104,7 +104,9 @@ def test_bad_schedules_are_one_clear_error_where_they_are_declared() -> None:
     refused("between 1 second and 10 years, not 0 seconds", every=0)
     refused("needs exactly one of")
     refused("needs exactly one of", "@daily", every=5)
-    refused('overlap must be one of "skip", "queue", "cancel_previous", "allow", not "never"', "@daily", overlap="never")
+    refused(
+        'overlap must be one of "skip", "queue", "cancel_previous", "allow", not "never"', "@daily", overlap="never"
+    )
     refused("must have a time zone", at=datetime(2030, 1, 1))
     app.periodic("@daily", args=["ada"])(send)
     with pytest.raises(ValueError, match="two schedules are called"):

@@ -1,4 +1,4 @@
-"""What a type checker must say about uses of Penstock. Read by test_typing.py; never run.
+"""Uses of Penstock, with the errors that type checkers must report. Read by test_typing.py; never run.
 
 A line that must be refused ends with the codes of mypy's errors there: ``# E: arg-type``, or ``# E(mypy): arg-type``
 where pyright accepts it. On all other lines neither of them may find any. ``assert_type`` is refused when the type is

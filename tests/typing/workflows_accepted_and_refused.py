@@ -1,4 +1,5 @@
-"""What a type checker must say about workflows. Read by test_typing.py; never run. See accepted_and_refused.py."""
+"""Uses of workflows, with the errors that type checkers must report. Read by test_typing.py; never run. See
+accepted_and_refused.py."""
 
 from typing import Any, assert_type
 

@@ -110,7 +110,7 @@ fn main() -> Outcome<()> {
         println!("{} {known} {what}", id(number));
     }
     println!("ready");
-    // Whoever leaves without a goodbye keeps its lease for a heartbeat.
+    // A client that disconnects without a goodbye keeps its lease for a heartbeat.
     while client.hear().is_ok() {}
     Ok(())
 }

@@ -276,7 +276,7 @@ def test_many_races_of_cancels_and_settlements_have_one_end_each(shop: Shop) -> 
             end = JobState.CANCELLED
         ends[answers[number], end] += 1
         assert job.info().state is end
-    # Nobody is told of one end and then sees another.
+    # No client learns of one outcome and then sees another.
     for told, end in ends:
         assert told not in (JobState.SUCCEEDED, JobState.CANCELLED) or told is end
         assert told is not JobState.WAITING or end is JobState.CANCELLED

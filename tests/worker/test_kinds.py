@@ -151,7 +151,7 @@ def test_an_error_of_any_class_ends_the_job_alone(kinds: Kinds, kind: Kind, name
     # The job's end, and not that of the wait for it.
     assert job.info().state == "failed"
     after = {tasks.place.delay().result(timeout=30)[0] for _ in range(8)}
-    # A second process may have got its first job only now; none was lost.
+    # A second process may run its first job only now; none was lost.
     assert before & after and "was lost" not in worker.output
 
 

@@ -358,7 +358,7 @@ def test_logging_of_the_app_is_left_alone(project: Project) -> None:
 
 
 def test_a_worker_that_the_broker_refuses_ends_and_says_why(project: Project) -> None:
-    """It used to connect again and again, and to say that it was running."""
+    """The worker used to reconnect again and again, and to say that it was running."""
     project.write("thing.py", "from penstock import App\napp = App('x')\n@app.task\ndef work() -> None: ...")
     worker = project.worker("thing:app", "-c", "1", "-Q", "q" * 300)
     assert worker.wait(30) == 78, worker.output

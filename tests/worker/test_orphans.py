@@ -1,5 +1,5 @@
-"""What jobs start and leave behind ends with the process that ran them, or with the worker; and nobody waits for it
-in vain, where the worker is the first process of a container, too."""
+"""Processes that jobs start and leave behind end with the process that ran the job, or with the worker. The worker
+reaps them, even as the first process of a container."""
 
 from __future__ import annotations
 

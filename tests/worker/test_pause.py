@@ -98,7 +98,7 @@ def test_a_worker_that_drains_waits_for_its_jobs_without_a_limit(shop: Shop) -> 
     for other in ("resume", "pause"):
         assert "mill refused: it is about to end" in order(shop, other, "mill", code=1)
     assert "start another worker" in order(shop, "resize", "mill", "-c", "3", code=1)
-    # People are told of jobs that nobody takes.
+    # People learn of jobs that no worker takes.
     log = shop.project.data / "broker.log"
     eventually(lambda: "shop.pid" in log.read_text() or "tasks.pid" in log.read_text(), 30, log.read_text)
     shop.release("running")
@@ -112,7 +112,9 @@ def test_a_stop_is_what_sigterm_is(shop: Shop) -> None:
     running = shop.tasks.begin_and_wait.delay("running")
     waiting = shop.tasks.pid.delay()
     child = shop.pid_of("running")
-    assert "mill: stopping; 1 job still running, for at most 59 s" in order(shop, "stop", "mill").replace("1 min 0 s", "59 s")
+    assert "mill: stopping; 1 job still running, for at most 59 s" in order(shop, "stop", "mill").replace(
+        "1 min 0 s", "59 s"
+    )
     # As an order may come twice, the second is no second signal, which would kill the job.
     assert "mill: stopping; 1 job still running" in order(shop, "stop", "mill")
     assert state(shop) == "ending"
@@ -170,7 +172,7 @@ def test_a_worker_that_can_not_be_asked_is_named_with_the_reason(shop: Shop) -> 
     assert said == "penstock: no worker named nobody is connected; `penstock workers ls` lists those that are\n"
     assert "several workers are named twin" in order(shop, "stop", "twin", code=1)
     assert [twin.returncode for twin in twins] == [None, None]
-    # A client is no worker, whatever it is called; and others are asked all the same.
+    # A client is not a worker, whatever its name, and the other workers are still asked.
     said = order(shop, "pause", "nobody", "mill", "twin", code=1)
     assert "mill: paused" in said
     assert "2 of 3 workers did not carry out the order" in said

@@ -156,7 +156,7 @@ def test_no_job_is_lost_or_run_twice_while_a_busy_worker_is_resized(resized: Res
 
 @LASTING
 def test_a_worker_of_another_size_survives_its_children_and_its_zygote(resized: Resized, kind: Kind) -> None:
-    """Those that come after a death are as many as people have said, and not as at the start."""
+    """Processes that are started after a death are as many as people last set, not as many as at the start."""
     worker = resized.start(kind, 1)
     resized.resize(kind.option, 3)
     # Those with other numbers of slots in a process have replaced it.

@@ -1,4 +1,4 @@
-"""What a worker says and does at its start: which tasks it has, which broker it serves, for which one it waits."""
+"""Start of a worker: which tasks it has, which broker it serves, and which one it waits for."""
 
 from __future__ import annotations
 

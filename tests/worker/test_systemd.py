@@ -1,4 +1,4 @@
-"""What a worker tells the service manager that has started it."""
+"""Notifications of a worker to the service manager that started it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a task may do to its process, and what it may not do to others."""
+"""Things that a task may do to its process, and must not do to others."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_what_gets_out_of_a_task_fails_the_job_and_not_the_process(shop: Shop, n
 
 
 def test_a_process_that_a_forgotten_alarm_ends_is_replaced_and_named(shop: Shop) -> None:
-    """It used to wait for the thread that the task had left, for ever, and its slot ran nothing more."""
+    """The process used to wait forever for the thread that the task had left, and its slot ran nothing more."""
     worker = shop.worker("-c", "1")
     child = shop.tasks.leaves_an_alarm.delay("ring").result(timeout=30)
     with pidfd(child) as ended:
@@ -92,7 +92,7 @@ def test_a_process_that_a_forgotten_alarm_ends_is_replaced_and_named(shop: Shop)
 
 
 def test_a_process_that_damages_its_outcomes_is_killed_named_and_replaced(shop: Shop) -> None:
-    """Nothing that it reports can be believed, and it would run on for ever."""
+    """None of its reports can be trusted, and it would run forever."""
     worker = shop.ready_worker("-c", "2")
     running = shop.tasks.begin_and_wait.delay("other")
     other = shop.pid_of("other")
@@ -117,7 +117,7 @@ def test_a_task_that_breaks_the_interpreter_fails_and_its_process_is_replaced(sh
 
 
 def test_only_the_process_that_is_meant_is_killed_and_only_while_it_is_there() -> None:
-    """What reads a process's outcomes knows no number of it, and its number may be another's by then."""
+    """The reader of a process's outcomes does not know its id, which may belong to another process by then."""
     ours, theirs = socket.socketpair()
     control = Control(ours)
     zygote = Zygote([App("shop", url="memory:")], "test", control, [-1, -1])

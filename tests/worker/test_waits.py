@@ -1,4 +1,4 @@
-"""Jobs that wait for others in a circle are told so, with all jobs in it, and nothing waits for ever."""
+"""Jobs that wait for each other in a cycle get an error that names all of them, and no job waits forever."""
 
 from __future__ import annotations
 

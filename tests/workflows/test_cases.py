@@ -1,13 +1,11 @@
-"""What workflows mean, case by case: each runs with a broker and a worker, and inline.
+"""Semantics of workflows, case by case: each runs with a broker and a worker, and inline.
 
 The numbers are those of the design's list of cases.
 
-    1 to 24, 26 to 29, 31, 32, 36, 38, 39: here
-    25        repeating a step that has succeeded: not offered
-    30, 37, 40  groups that are sent in several transactions: test_large_groups.py
-    33        `penstock why`: not offered yet
-    34        members that no worker ends: left out until asked for
-    35        a failed job that is forgotten: nothing of it is seen from Python
+    1 to 24, 26 to 29, 31, 32, 36, 38, 39: here 25        repeating a step that has succeeded: not offered 30, 37, 40
+    groups that are sent in several transactions: test_large_groups.py 33        `penstock why`: not offered yet 34
+    members that no worker ends: left out until asked for 35        a failed job that is forgotten: not visible from
+    Python
 """
 
 from __future__ import annotations

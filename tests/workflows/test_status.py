@@ -1,4 +1,4 @@
-"""What people see of workflows: the list, counts of their jobs, and their steps as a tree, as DOT and as SVG."""
+"""Status of workflows: the list, counts of their jobs, and their steps as a tree, as DOT and as SVG."""
 
 from __future__ import annotations
 
