@@ -1,4 +1,4 @@
-//! Implements the driver for a broker in another process: the shell around [`ClientSession`].
+//! Implements the driver for a broker in another process: the shell around [`DriverSession`].
 //!
 //! One thread, started by the first call, waits for the socket, resolves calls, reconnects and watches the
 //! deadlines. Callers write to the socket themselves unless another thread is writing. A single call at a time
@@ -23,7 +23,7 @@ use rustix::io::Errno;
 
 use crate::dial::{BrokerStart, Dial, DialError};
 use crate::encoded::Encoded;
-use crate::session::{ClientSession, LinkEnd, SessionConfig};
+use crate::session::{DriverSession, LinkEnd, SessionConfig};
 use crate::waker::Waker;
 use crate::{
     DeliverySink, Done, Driver, DriverConfig, DriverError, ErrorKind, LeadToken, ValueSink, WatchId,
@@ -74,7 +74,7 @@ enum ReadBy {
 }
 
 struct DriverState {
-    session: ClientSession,
+    session: DriverSession,
     thread: IoThread,
     phase: ConnectPhase,
     read_by: ReadBy,
@@ -137,7 +137,7 @@ impl Remote {
             takes_over,
         };
         let state = DriverState {
-            session: ClientSession::new(session, now),
+            session: DriverSession::new(session, now),
             thread: IoThread::NotStarted,
             phase: ConnectPhase::Down { retry_at: now },
             read_by: ReadBy::Thread,
@@ -173,7 +173,7 @@ impl Remote {
     /// Updates the session, writes the resulting bytes, and wakes the thread if needed.
     fn with_session<R>(
         &self,
-        tell: impl FnOnce(&mut ClientSession) -> R,
+        tell: impl FnOnce(&mut DriverSession) -> R,
     ) -> Result<R, DriverError> {
         let mut state = self.shared.lock_in_same_process()?;
         match state.thread {
@@ -292,7 +292,7 @@ impl Driver for Remote {
     }
 
     fn stop_consuming(&self) {
-        let _ = self.with_session(ClientSession::stop_consuming);
+        let _ = self.with_session(DriverSession::stop_consuming);
     }
 
     fn stop_consumer(&self, consumer: u32) {

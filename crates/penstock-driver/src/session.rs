@@ -179,7 +179,7 @@ pub struct SessionConfig {
     pub takes_over: bool,
 }
 
-pub struct ClientSession {
+pub struct DriverSession {
     config: SessionConfig,
     link: LinkState,
     heartbeat: Duration,
@@ -237,7 +237,7 @@ pub struct ClientSession {
     events: VecDeque<SessionEvent>,
 }
 
-impl ClientSession {
+impl DriverSession {
     pub fn new(config: SessionConfig, now: Instant) -> Self {
         let hashing = SeededState::new(config.hash_seed);
         Self {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use penstock_driver::encoded::Encoded;
-use penstock_driver::session::{ClientSession, SessionConfig};
+use penstock_driver::session::{DriverSession, SessionConfig};
 use penstock_driver::{DeliverySink, DriverError, ValueSink};
 use penstock_jobs::{DeliveryHead, Outcome, blame, lost, runs_alone, settle};
 use penstock_journal::sim::Rng;
@@ -43,7 +43,7 @@ pub struct Process {
     /// Time of the steady clock at `base`; the session wants instants.
     began_ms: u64,
     base: Instant,
-    session: ClientSession,
+    session: DriverSession,
     decoder: Decoder<ToClient>,
     author: Author,
     calls: Arc<Mutex<Calls>>,
@@ -108,7 +108,7 @@ impl Process {
             is_connected: false,
             began_ms: now.steady,
             base,
-            session: ClientSession::new(config, base),
+            session: DriverSession::new(config, base),
             decoder: Decoder::new(MAX_FRAME_BYTES),
             author: Author::new(habits),
             calls: Arc::default(),
@@ -427,7 +427,7 @@ impl Worker {
 
     fn turn(
         &mut self,
-        session: &mut ClientSession,
+        session: &mut DriverSession,
         author: &mut Author,
         rng: &mut Rng,
         time: Time,
@@ -476,7 +476,7 @@ impl Worker {
     }
 
     /// Asks for as many jobs as there are idle slots of each kind.
-    fn ask(&mut self, session: &mut ClientSession) {
+    fn ask(&mut self, session: &mut DriverSession) {
         for number in 0..self.pools.len() {
             if let Some(alone) = self.pools[number].alone {
                 let waiting = self.pools[alone].policy.waiting();
@@ -565,7 +565,7 @@ impl Worker {
     }
 
     /// Takes jobs back that wait behind a long one, and hands back those that are too many here.
-    fn look(&mut self, session: &mut ClientSession, time: Time) {
+    fn look(&mut self, session: &mut DriverSession, time: Time) {
         self.looks_at_ms = time.steady + TICK_MS;
         for number in 0..self.pools.len() {
             let pool = &mut self.pools[number];
@@ -588,7 +588,7 @@ impl Worker {
         }
     }
 
-    fn commit(&mut self, session: &mut ClientSession) {
+    fn commit(&mut self, session: &mut DriverSession) {
         if self.settled.is_empty() {
             return;
         }

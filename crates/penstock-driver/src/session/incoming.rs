@@ -10,7 +10,7 @@ use penstock_wire::{convert, encode_frame, proto};
 
 use super::outgoing::refused;
 use super::{
-    APPLIED, Call, CallDone, CallId, ClientSession, LinkEnd, LinkState, PendingTx, SessionEvent,
+    APPLIED, Call, CallDone, CallId, DriverSession, LinkEnd, LinkState, PendingTx, SessionEvent,
 };
 use crate::ErrorKind;
 use crate::encoded::Encoded;
@@ -20,7 +20,7 @@ const OUR_VERSION: &str = env!("CARGO_PKG_VERSION");
 /// Id of the query that stops an older broker. Other calls are numbered from 1.
 const TAKE_OVER: u64 = 0;
 
-impl ClientSession {
+impl DriverSession {
     /// Handles the welcome, which answers the hello. It is in the highest version that both sides speak, or in
     /// the broker's own if it knows no better.
     pub(super) fn welcomed(&mut self, welcome: proto::Welcome) -> Result<(), LinkEnd> {

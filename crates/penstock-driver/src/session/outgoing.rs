@@ -9,7 +9,7 @@ use penstock_message::{
 use penstock_wire::{Addition, MAX_TRANSACTION_BYTES, Within, encode_frame, proto};
 use prost::Message as _;
 
-use super::{Call, CallDone, ClientSession, PendingTx, SessionEvent};
+use super::{Call, CallDone, DriverSession, PendingTx, SessionEvent};
 use crate::encoded::{Encoded, EncodedCommit, EncodedCommits, FRAME_TARGET_BYTES, Form};
 use crate::{DriverError, ErrorKind};
 
@@ -23,7 +23,7 @@ const KEYS_A_FRAME: usize = 16 << 10;
 /// Bytes around one part in its frame.
 const FRAME_OVERHEAD_BYTES: usize = 64;
 
-impl ClientSession {
+impl DriverSession {
     pub(super) fn last_seq(&self) -> u64 {
         self.window_first_seq + self.window.len() as u64 - 1
     }

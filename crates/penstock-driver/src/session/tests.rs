@@ -15,7 +15,7 @@ mod versions;
 
 /// Session whose peer is the test. Its frames, and the outcomes of its calls, are recorded as text.
 struct SessionBench {
-    session: ClientSession,
+    session: DriverSession,
     start: Instant,
     now: Instant,
     log: Arc<Mutex<Vec<String>>>,
@@ -42,7 +42,7 @@ impl SessionBench {
             takes_over,
         };
         Self {
-            session: ClientSession::new(config, now),
+            session: DriverSession::new(config, now),
             start: now,
             now,
             log: Arc::default(),
@@ -1157,7 +1157,7 @@ fn keys_are_hashed_with_the_seed_of_the_session() {
         versions: Versions::TODAY,
         takes_over: false,
     };
-    let session = ClientSession::new(config, Instant::now());
+    let session = DriverSession::new(config, Instant::now());
     let seeded = SeededState::new(7);
     assert_eq!(*session.watchers.hasher(), seeded);
     assert_eq!(*session.unsent_unwatched.hasher(), seeded);
