@@ -1,15 +1,15 @@
-"""Whether this build costs more than another one: ``bench/run.py --against DIR``, or ``make bench-against DIR=…``.
+"""Decide whether this build costs more than another: ``bench/run.py --against DIR``, or ``make bench-against DIR=…``.
 
-Rates swing by a factor of two between runs of one build, so a change is judged on CPU time per job: of each part, with
-the real processes, and of the core alone. Old and new take turns on the same machine in the same minutes, and only the
-ratio within a pair counts, which is of two runs each.
+Rates swing by a factor of two between runs of one build, so a change is judged on CPU time per job: of each part with
+real processes, and of the core alone. The old and the new build take turns on the same machine in the same minutes.
+Only the ratio within a pair counts, and each side of a pair is the mean of two runs.
 
-**The bound.** The ratios of the pairs, sorted, bound their median without a word about how they are distributed: each
-ratio is below the median with a probability of one half, so how many are is binomial, and the k-th smallest ratio is at
-or above the median with probability P(Binomial(n, 1/2) <= k - 1). The bound is the smallest one for which that is at
-least 95 %: the one-sided confidence limit that belongs to the sign test (W. J. Conover, Practical Nonparametric
-Statistics, 3rd edition, section 3.2; H. A. David and H. N. Nagaraja, Order Statistics, 3rd edition, section 7.1). Of 12
-pairs it is the tenth, of 20 the fifteenth. With fewer than 8 it is the largest, and with fewer than 5 there is none.
+**The bound.** The sorted ratios of the pairs bound their median without any assumption about their distribution. Each
+ratio is below the median with probability one half, so the number of ratios below it is binomial. The k-th smallest
+ratio is at or above the median with probability P(Binomial(n, 1/2) <= k - 1). The bound is the smallest ratio for which
+that is at least 95 %. This is the one-sided confidence limit of the sign test (W. J. Conover, Practical Nonparametric
+Statistics, 3rd edition, section 3.2; H. A. David and H. N. Nagaraja, Order Statistics, 3rd edition, section 7.1). With
+12 pairs it is the tenth ratio, with 20 the fifteenth. With fewer than 8 it is the largest, with fewer than 5 none.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ RATES = {"enqueue_per_s": "enqueue, jobs/s", "drain_per_s": "start and drain, jo
 
 
 def bound(ratios: Sequence[float], confidence: float = CONFIDENCE) -> float:
-    """The upper end of a one-sided confidence interval for the median of what the ratios were drawn from."""
+    """Return the upper end of a one-sided confidence interval for the median of the ratios' distribution."""
     place = place_of_bound(len(ratios), confidence)
     if place is None:
         raise ValueError(f"{len(ratios)} pairs say nothing with a confidence of {confidence:.0%}")
@@ -53,10 +53,10 @@ def bound(ratios: Sequence[float], confidence: float = CONFIDENCE) -> float:
 
 
 def place_of_bound(count: int, confidence: float) -> int | None:
-    """Which of so many sorted ratios bounds their median, counted from 1."""
+    """Return the position, from 1, of the sorted ratio that bounds the median of ``count`` ratios."""
     below = 0
     for place in range(1, count + 1):
-        below += math.comb(count, place - 1)  # of 2^count: at most place - 1 lie below the median
+        below += math.comb(count, place - 1)  # cases of 2^count with at most place - 1 ratios below the median
         if below >= confidence * 2**count:
             return place
     return None
@@ -64,7 +64,7 @@ def place_of_bound(count: int, confidence: float) -> int | None:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The medians and ratios of a part, over all pairs."""
+    """Medians and ratios of one part, over all pairs."""
 
     name: str
     old: float  # medians
@@ -85,7 +85,7 @@ def judge(name: str, pairs: Sequence[tuple[float, float]]) -> Verdict:
 
 @dataclass(frozen=True)
 class Build:
-    """A checkout that is built, with its own ``.venv``."""
+    """A built checkout with its own ``.venv``."""
 
     name: str
     directory: Path
@@ -97,7 +97,7 @@ class Build:
 
 
 def find(name: str, directory: Path, target: str | None) -> Build:
-    """Refuses a checkout that is not built; builds the core's example there, which ``make build`` does not."""
+    """Refuse a checkout that is not built. Build the core's example there, which ``make build`` leaves out."""
     directory = directory.resolve()
     python = directory / ".venv" / "bin" / "python"
     if not (directory / "crates" / "penstock-broker").is_dir():
@@ -124,13 +124,13 @@ def build_core(directory: Path, target: str | None) -> Path:
 
 
 def versions_of(build: Build) -> str:
-    """Ask for the interpreter's version: two different ones would be compared instead of two builds."""
+    """Return the interpreter's version. With two different ones, the comparison would be of Pythons, not builds."""
     command = [build.python, "-c", "import sys; print(sys.version)"]
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=LIMIT_S).stdout.strip()
 
 
 def parts(build: Build, jobs: int, directory: Path) -> dict[str, float]:
-    """Runs this checkout's script under the other's interpreter, so that both are measured alike."""
+    """Run this checkout's script under the other's interpreter, so that both builds are measured alike."""
     log = directory / f"{build.name}.log"
     env = {**os.environ, "TMPDIR": str(directory)}
     env.pop("PENSTOCK_URL", None)
@@ -169,10 +169,10 @@ Pairs = dict[str, list[tuple[float, float]]]
 
 
 def run_pairs(old: Build, new: Build, count: int, measures: Sequence[Measure]) -> Pairs:
-    """Runs each measure of a pair twice on both builds, as ABBA or BAAB in turn, and takes the means.
+    """Run each measure of a pair twice on both builds, alternately as ABBA and BAAB, and take the means.
 
-    Order counts: a broker that runs right after the measure before took up to 1.4 times the CPU of the same build one
-    run later (12 pairs of 200,000 jobs, ratios of 0.76 to 1.47 by nothing but who began).
+    The order matters. A broker that ran right after the previous measure took up to 1.4 times the CPU of the same build
+    one run later: over 12 pairs of 200,000 jobs, the order alone gave ratios of 0.76 to 1.47.
     """
     found: Pairs = {}
     for pair in range(count):
@@ -193,7 +193,7 @@ def run_pairs(old: Build, new: Build, count: int, measures: Sequence[Measure]) -
 
 
 def report(pairs: Pairs) -> tuple[str, bool]:
-    """The tables, and whether every part passes."""
+    """Return the tables, and whether every part passes."""
     verdicts = [judge(name, pairs[name]) for name in (*PARTS, CORE) if name in pairs]
     rows = [
         [

@@ -1,7 +1,7 @@
 """One measurement of one contestant: ``client.py MODULE MEASUREMENT key=value ...`` prints one line of JSON.
 
-A process of its own, on the contestant's own interpreter. It starts and ends the contestant's worker, and needs
-nothing but the standard library.
+It runs in its own process, under the contestant's interpreter, and needs only the standard library. It starts and
+stops the contestant's worker.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Curve = list[tuple[float, int]]
 
 
 class Measurement:
-    """A contestant, its jobs handed in so far, and its worker."""
+    """A contestant, the number of its enqueued jobs, and its worker."""
 
     def __init__(self, contestant: ModuleType, log: Path) -> None:
         self.contestant = contestant
@@ -40,7 +40,7 @@ class Measurement:
         self.enqueued = 0
 
     def enqueue(self, count: int) -> float:
-        """Seconds to hand in ``count`` jobs."""
+        """Enqueue ``count`` jobs, and return the seconds that it took."""
         begun = time.perf_counter()
         self.contestant.enqueue(count)
         taken = time.perf_counter() - begun
@@ -49,7 +49,7 @@ class Measurement:
 
     @contextlib.contextmanager
     def worker(self, slots: int) -> Iterator[int]:
-        """A worker for the length of the block; gives its process id."""
+        """Run a worker for the length of the block; yield its process id."""
         env = {**os.environ, "BENCH_SLOTS": str(slots)}
         with running(
             self.contestant.worker(slots), log=self.log, env=env, cwd=Path(__file__).parent, grace_s=WORKER_GRACE_S
@@ -61,7 +61,7 @@ class Measurement:
         return self.enqueued - int(self.contestant.unfinished(self.enqueued))
 
     def watch(self) -> Curve:
-        """Samples of (time, jobs with a stored result) until all have one."""
+        """Sample (time, jobs with a stored result) until all jobs have one."""
         curve: Curve = []
         progressed = time.perf_counter()
         while not curve or curve[-1][1] < self.enqueued:
@@ -69,7 +69,7 @@ class Measurement:
             if not curve or finished > curve[-1][1]:
                 progressed = now
             elif self.process.poll() is not None:
-                raise RuntimeError(f"the worker ended with {self.enqueued - finished} jobs left:\n{tail(self.log)}")
+                raise RuntimeError(f"the worker exited with {self.enqueued - finished} jobs left:\n{tail(self.log)}")
             elif now - progressed > STALL_S:
                 raise RuntimeError(
                     f"no progress for {STALL_S} s with {self.enqueued - finished} jobs left:\n{tail(self.log)}"
@@ -84,11 +84,11 @@ class Measurement:
 
 
 def steady_rate(curve: Curve) -> float:
-    """Jobs a second between a tenth and nine tenths of the way: without the worker's start and its last stragglers."""
+    """Return the jobs per second between 10 % and 90 % of the way: without the worker's start and the stragglers."""
     first, last = curve[0][1], curve[-1][1]
     low, high = first + (last - first) * 0.1, first + (last - first) * 0.9
     within = [sample for sample in curve if low <= sample[1] <= high]
-    if len(within) < 3 or within[-1][0] - within[0][0] < 5 * SAMPLE_S:  # too quick to cut
+    if len(within) < 3 or within[-1][0] - within[0][0] < 5 * SAMPLE_S:  # too quick to cut its ends off
         moving = [sample for sample in curve if sample[1] > first]
         within = [curve[max(0, curve.index(moving[0]) - 1)], curve[-1]]
     (begin, done_before), (finish, done_after) = within[0], within[-1]
@@ -96,7 +96,7 @@ def steady_rate(curve: Curve) -> float:
 
 
 def drain(measurement: Measurement, slots: int, count: int) -> dict[str, float]:
-    """Jobs are handed in, then a worker starts and drains them; then once more with the worker warm and waiting."""
+    """Enqueue jobs, then start a worker that drains them; then enqueue again with the worker warm and waiting."""
     enqueue_s = measurement.enqueue(count)
     started = time.perf_counter()
     with measurement.worker(slots):
@@ -114,7 +114,7 @@ def drain(measurement: Measurement, slots: int, count: int) -> dict[str, float]:
 
 
 def race(measurement: Measurement, slots: int, count: int) -> dict[str, float]:
-    """The public test: time to hand in, then time from the worker's start to the last result."""
+    """Run the public test: the time to enqueue, then the time from the worker's start to the last result."""
     enqueue_s = measurement.enqueue(count)
     started = time.perf_counter()
     with measurement.worker(slots):
@@ -143,9 +143,7 @@ def latency(measurement: Measurement, slots: int, count: int) -> dict[str, float
 
 
 def isolated(measurement: Measurement, slots: int, count: int, trips: int) -> dict[str, float]:
-    """Time jobs one by one, with a pause in which the next process can be forked; then many, from the call to the last
-    result.
-    """
+    """Time single jobs, with pauses in which the next process can be forked; then time many jobs at once."""
     with measurement.worker(slots):
         measurement.enqueue(2 * slots)
         measurement.watch()
@@ -164,7 +162,7 @@ def isolated(measurement: Measurement, slots: int, count: int, trips: int) -> di
 def memory(measurement: Measurement, slots: int) -> dict[str, float]:
     with measurement.worker(slots) as pid:
         measurement.warm_up()
-        # Long enough to be shared out, so that every process has run some.
+        # Long enough to be spread over all processes, so that each runs some.
         measurement.contestant.enqueue_naps(NAPS_EACH * slots)
         measurement.enqueued += NAPS_EACH * slots
         measurement.watch()
@@ -173,9 +171,10 @@ def memory(measurement: Measurement, slots: int) -> dict[str, float]:
 
 
 def waits(measurement: Measurement, slots: int, waves: int) -> dict[str, float]:
-    """Jobs of a second wait for a worker with many slots: how much of the time those have one.
+    """Measure the share of time in which many slots have a job, with jobs that each wait a second.
 
-    From as many ends as there are slots, when all have begun, until as many are left, when the first have no more.
+    The span begins when as many jobs have ended as there are slots: by then all slots have begun. It ends when as many
+    jobs are left, before the first slot runs out of work.
     """
     measurement.contestant.enqueue_waits(waves * slots)
     measurement.enqueued += waves * slots
@@ -194,7 +193,7 @@ def waits(measurement: Measurement, slots: int, waves: int) -> dict[str, float]:
 
 
 def fan_out(measurement: Measurement, slots: int, count: int, clients: int, rounds: int) -> dict[str, float]:
-    """Load a page in each of so many threads: it fans out into jobs of 5 ms and waits for all of them."""
+    """Load a page in each of the client threads. A page fans out into jobs of 5 ms and waits for all of them."""
     taken: list[float] = []
 
     def load() -> None:
@@ -213,13 +212,13 @@ def fan_out(measurement: Measurement, slots: int, count: int, clients: int, roun
                 thread.start()
             for thread in threads:
                 thread.join()
-            # A first-in-first-out pool loads one page after another, others all of them at once: the last tells.
+            # A first-in-first-out pool loads one page after another, others load all at once, so the last one counts.
             all_loaded.append(max(taken))
     return {"page_ms": statistics.median(all_loaded) * 1e3, "slowest_ms": max(all_loaded) * 1e3}
 
 
 def workflow(measurement: Measurement, shape: str, slots: int, count: int, rounds: int) -> dict[str, float]:
-    """Seconds from the call to the end, the median of several; where handing in is told apart, that too."""
+    """Return the median seconds from the call to the end and, where a contestant tells it, of enqueueing alone."""
     run = getattr(measurement.contestant, f"run_{shape}")
     taken, sent = [], []
     with measurement.worker(slots):
@@ -246,14 +245,14 @@ def group(measurement: Measurement, slots: int, count: int, rounds: int) -> dict
 
 
 def mixed(measurement: Measurement, slots: int, count: int) -> dict[str, float]:
-    """Two workers; jobs of 6 s have all slots but two. Jobs of 1 ms wait from their call to their first line."""
+    """Measure how long jobs of 1 ms wait to begin, while jobs of 6 s occupy all slots of two workers but two."""
     contestant = measurement.contestant
     with measurement.worker(slots), measurement.worker(slots):
         measurement.warm_up()
         for short in [contestant.short() for _ in range(WARM_UP_JOBS)]:
             contestant.begin_s(short)
         contestant.hold(2 * slots - 2, LONG_S)
-        # Until they have begun.
+        # Time for the long jobs to begin.
         time.sleep(0.3)
         began = time.monotonic()
         sent = []
@@ -292,7 +291,7 @@ MEASUREMENTS: dict[str, Callable[..., dict[str, float]]] = {
 def main() -> None:
     module, name, *pairs = sys.argv[1:]
     parameters = {key: json.loads(value) for key, value in (pair.split("=") for pair in pairs)}
-    # Contestants may print; the last line of our standard output is the answer.
+    # Contestants may print. The last line of standard output is the answer.
     sys.path.insert(0, str(Path(__file__).parent))
     contestant = importlib.import_module(f"contestants.{module}")
     contestant.clear()

@@ -1,9 +1,9 @@
-"""What a no-op job costs each part in CPU time, through the public API alone: ``.venv/bin/python bench/cpu.py [jobs]``.
+"""CPU time of each part per no-op job, measured through the public API: ``.venv/bin/python bench/cpu.py [jobs]``.
 
-Hands in so many jobs, starts a worker with two processes that drains them, and prints one line of JSON: microseconds a
-job for each part, and the two rates. ``bench/run.py --against`` runs it under the interpreters of two checkouts, so it
-uses only what every version has: ``App``, ``task``, ``map``, ``result()``, and the commands ``worker`` and
-``status --json``. ``bench/where.py`` has the same by thread.
+Enqueues the jobs, starts a worker with two processes that drains them, and prints one line of JSON: microseconds per
+job for each part, and both rates. ``bench/run.py --against`` runs it under the interpreters of two checkouts, so it
+uses only names that every version has: ``App``, ``task``, ``map``, ``result()``, and the commands ``worker`` and
+``status --json``. ``bench/where.py`` measures the same for each thread.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def measure(count: int, directory: Path) -> dict[str, float]:
     with running([PENSTOCK, "worker", "cpu:app", "-c", str(SLOTS)], log=directory / "worker.log", cwd=HERE) as worker:
         while not descendants(worker.pid):
             time.sleep(0.005)
-        # The zygote loads the app now, and forks the children then. Nothing runs yet, and all will have run in the
-        # end: children run far ahead of what is settled, so no moment between has a number of jobs.
+        # The zygote is loading the app, and will then fork the children. The span covers the whole drain, from no job
+        # run to all jobs run: children run far ahead of settled jobs, so no count in between would be exact.
         parts = broker | {worker.pid: "supervisor"}
         before, begun = cpu_seconds(parts), time.perf_counter()
         jobs[-1].result(timeout=WAIT_S)
@@ -88,7 +88,7 @@ def main() -> None:
         try:
             print(json.dumps(measure(count, Path(name))))
         finally:
-            # First, since a client that finds its broker dead starts another.
+            # Closed first, because a client that finds its broker dead starts another.
             app.close()
             end_pids(descendants(os.getpid()))
 

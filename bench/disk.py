@@ -1,4 +1,4 @@
-"""What the disk itself allows: append a record, sync it, again; on a file that was written full of zeros first."""
+"""The disk's own limit: a loop that appends a record and syncs it, on a file filled with zeros beforehand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FILE_BYTES = 16 << 20
 
 
 def append_and_sync(directory: Path, seconds: float) -> dict[str, float]:
-    """Preallocated and zero-filled, so that a sync need not write the file's size and extents too."""
+    """Time appends to a preallocated, zero-filled file, so that a sync doesn't also write its size and extents."""
     path = directory / "bare-sync"
     taken: list[float] = []
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -35,7 +35,7 @@ def append_and_sync(directory: Path, seconds: float) -> dict[str, float]:
 
 
 def is_memory(directory: Path) -> bool:
-    """Whether files here live in memory, where a sync means nothing."""
+    """Return whether files in this directory live in memory, where a sync means nothing."""
     best, kind = "", ""
     for line in Path("/proc/mounts").read_text().splitlines():
         _, mount, filesystem, *_ = line.split()

@@ -1,4 +1,4 @@
-"""What is measured, of whom: contestants and workloads as data."""
+"""The plan of the benchmark: contestants and workloads as data."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ GUARANTEES = {
 class Contestant:
     key: str
     name: str
-    module: str | None  # in contestants/; None is measured by the harness itself
+    module: str | None  # in contestants/; the harness itself measures None
     server: str | None  # one of run.py's SERVERS
-    guarantee: str  # of a job whose enqueue call came back
+    guarantee: str  # level of a job whose enqueue call has returned
     note: str
     env: dict[str, str] = field(default_factory=dict)
-    uses_packages: bool = False  # of the peers' environment, in Penstock's own
+    uses_packages: bool = False  # imports packages of the peers' environment into Penstock's own
 
     @property
     def is_penstock(self) -> bool:
@@ -116,7 +116,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Workload:
-    """``measurement`` is a function of client.py; ``parameters`` its arguments, ``own`` those of one contestant."""
+    """A function of client.py with its arguments: ``parameters`` for all contestants, ``own`` for one of them."""
 
     key: str
     title: str
@@ -124,7 +124,7 @@ class Workload:
     figures: list[Figure]  # the first is the one that ratios compare
     contestants: list[str]
     parameters: Parameters
-    quick: Parameters | None  # None: not in a quick run
+    quick: Parameters | None  # None leaves it out of a quick run
     own: dict[str, Parameters] = field(default_factory=dict)
     quick_contestants: list[str] | None = None
 
@@ -132,7 +132,7 @@ class Workload:
         chosen = dict(self.parameters)
         chosen.update(self.own.get(contestant, {}))
         if quick and self.quick is not None:
-            # A quick run is never longer than the full one, whoever runs it.
+            # A quick run is never longer than the full one, for any contestant.
             chosen.update({key: min(value, chosen.get(key, value)) for key, value in self.quick.items()})
         return chosen
 
@@ -146,7 +146,7 @@ class Workload:
 
 OURS = ["penstock", "penstock-os"]
 KINDS = ["penstock", "penstock-threads", "penstock-async"]
-# By plain calls and as a group, one after the other.
+# Each contestant by plain calls, followed by the same as a group.
 PAGES = [
     "penstock", "penstock-group", "penstock-threads", "penstock-threads-group", "penstock-async", "pool", "celery",
     "celery-group", "celery-redis", "celery-redis-group",
@@ -206,7 +206,7 @@ WORKLOADS = [
         ],
         [*OURS, "celery", "celery-safe", *EVERYSEC, *ALWAYS],
         {"slots": 2, "count": 1_000}, {"count": 300},
-        # 100 ms each: fewer samples say the same.
+        # Each takes 100 ms, and fewer samples show the same.
         own={"streaq-everysec": {"count": 50}, "streaq-always": {"count": 50}},
         quick_contestants=NO_LOOP,
     ),
@@ -226,7 +226,7 @@ WORKLOADS = [
             Figure("slots", "slots", "in all"),
         ],
         [*KINDS, "celery", "celery-threads", "celery-gevent"], {"slots": 760, "waves": 6}, None,
-        # More processes of Celery's take all the memory of a machine of 16 GB.
+        # More Celery processes need all the memory of a machine with 16 GB.
         own={"celery": {"slots": 100}},
     ),
     Workload(
@@ -286,7 +286,7 @@ WORKLOADS = [
         ],
         ["penstock-isolated", "penstock-isolated-model", "bare-fork", "bare-fork-model", "rq-imported", "rq"],
         {"slots": 4, "count": 1_000, "trips": 100}, None,
-        # It imports the app for each job, which takes seconds.
+        # RQ imports the app for each job, which takes seconds.
         own={"rq": {"count": 20, "trips": 3}},
     ),
 ]  # fmt: skip

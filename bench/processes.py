@@ -1,4 +1,4 @@
-"""Processes that the benchmark starts: each ends by its id, with all its descendants, whatever happens."""
+"""The benchmark's processes: each is stopped by its id, with all its descendants, whatever happens."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def take_charge() -> None:
-    """See to it that nothing we start can outlive us.
+    """Make sure that no process we start can outlive us.
 
-    Descendants whose own parent ends become our children, so that none slips out of the tree, and SIGTERM goes through
-    every ``finally``, as Ctrl-C does.
+    Descendants whose own parent exits become our children, so that none slips out of the tree. SIGTERM runs every
+    ``finally``, like Ctrl-C.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    # A shell without job control starts what runs in the background with Ctrl-C ignored, which all of it would inherit.
+    # A shell without job control starts background processes with Ctrl-C ignored, and their children inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
 def descendants(root: int) -> list[int]:
-    """Every living process below ``root``, parents before children."""
+    """Return the living processes below ``root``, parents before children."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
-                # The name in parentheses may hold anything: the fields begin after its last one.
+                # The name in parentheses may contain anything: the fields begin after the last parenthesis.
                 state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
                 if state != "Z":
                     children.setdefault(int(parent), []).append(int(entry.name))
@@ -49,7 +49,7 @@ def descendants(root: int) -> list[int]:
 
 
 def end(process: subprocess.Popen[bytes], grace_s: float = 5.0) -> None:
-    """SIGTERM, a grace, then SIGKILL for the process and all that came from it; returns when all have gone."""
+    """Send SIGTERM and, after a grace, SIGKILL to the process and its descendants; return when all are gone."""
     family = [process.pid, *descendants(process.pid)]
     if process.poll() is None:
         process.terminate()
@@ -61,10 +61,10 @@ def end(process: subprocess.Popen[bytes], grace_s: float = 5.0) -> None:
 
 def have_gone(process: subprocess.Popen[bytes], family: Sequence[int], within_s: float) -> bool:
     deadline = time.monotonic() + within_s
-    while process.poll() is None or any(map(is_alive, family)):  # the poll reaps it, else it stays a zombie
+    while process.poll() is None or any(map(is_alive, family)):  # the poll reaps it; unreaped, it stays a zombie
         if time.monotonic() > deadline:
             return False
-        time.sleep(0.01)  # most are not our children: there is nothing to wait on
+        time.sleep(0.01)  # most are not our children, so there is no event to await
     return True
 
 
@@ -108,18 +108,18 @@ def running(
 
 
 def cpu_seconds_by_thread(roles: Mapping[int, str]) -> Counter[str]:
-    """CPU time so far of each role's threads, by name."""
+    """Return the CPU time that each role's threads have used, by name."""
     spent: Counter[str] = Counter()
     for pid, role in roles.items():
         for thread in Path(f"/proc/{pid}/task").iterdir():
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just exited
                 name = (thread / "comm").read_text().strip()
                 spent[f"{role}: {name}"] += int((thread / "schedstat").read_text().split()[0]) / 1e9
     return spent
 
 
 def cpu_seconds(roles: Mapping[int, str]) -> Counter[str]:
-    """CPU time so far of each role."""
+    """Return the CPU time that each role has used."""
     spent: Counter[str] = Counter()
     for thread, seconds in cpu_seconds_by_thread(roles).items():
         spent[thread.partition(":")[0]] += seconds
@@ -127,7 +127,7 @@ def cpu_seconds(roles: Mapping[int, str]) -> Counter[str]:
 
 
 def tail(log: Path, lines: int = 8) -> str:
-    """The last lines of a log: what a failure's reason quotes."""
+    """Return the last lines of a log, which the reason of a failure quotes."""
     try:
         return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
     except OSError:
@@ -135,7 +135,7 @@ def tail(log: Path, lines: int = 8) -> str:
 
 
 def proportional_set_size_bytes(pids: Sequence[int]) -> int:
-    """PSS: shared pages are divided among their users; RSS would count them once for each fork."""
+    """Return the PSS, which divides shared pages among their users; RSS would count them once per fork."""
     total = 0
     for pid in pids:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):

@@ -3,7 +3,7 @@
     python bench/readme_table.py            write them
     python bench/readme_table.py --check    fail if a document shows anything else
 
-A document says where: ``<!-- bench: summary -->`` or ``<!-- bench: full -->``, then ``<!-- bench: end -->``.
+A document marks the place: ``<!-- bench: summary -->`` or ``<!-- bench: full -->``, then ``<!-- bench: end -->``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MARKED = re.compile(r"(<!-- bench: (?P<table>\w+) -->\n).*?(<!-- bench: end -->)
 
 
 def rendered(document: str, figures: dict[str, Any] | None) -> str:
-    """The document with every marked part written anew."""
+    """Return the document with every marked part rendered again."""
 
     def part(found: re.Match[str]) -> str:
         shown = "No run is kept yet; `make bench` makes one." if figures is None else TABLES[found["table"]](figures)

@@ -1,4 +1,4 @@
-"""The runs of each measurement, their medians, and the JSON they are kept in."""
+"""Runs of each measurement, their medians, and the JSON that keeps them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LATEST = Path(__file__).parent / "results" / "latest.json"
 
 
 class Results:
-    """What each contestant reached in each workload, run by run; or why it did not."""
+    """Figures of each contestant in each workload, run by run; or the reason why there are none."""
 
     def __init__(self) -> None:
         self.runs: dict[tuple[str, str], list[dict[str, float]]] = {}
@@ -41,7 +41,7 @@ class Results:
                 if here not in self.runs and here not in self.failures:
                     continue
                 row: dict[str, Any] = {"contestant": key, "parameters": self.parameters.get(here, {})}
-                if here in self.failures:  # a figure from the runs before it would pass for a whole one
+                if here in self.failures:  # figures of earlier runs alone would pass for complete ones
                     row["failure"] = self.failures[here]
                 else:
                     row["figures"] = {
@@ -72,7 +72,7 @@ def write(results: dict[str, Any], path: Path) -> None:
 
 
 def machine() -> dict[str, Any]:
-    """Nothing that names the machine; all that explains a figure."""
+    """Describe the machine as far as it explains a figure, without a name that identifies it."""
     cpuinfo = Path("/proc/cpuinfo").read_text().splitlines()
     model = next(
         (line.partition(":")[2].strip() for line in cpuinfo if line.startswith("model name")), platform.machine()

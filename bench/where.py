@@ -1,8 +1,8 @@
-"""Where the CPU time of a job goes, thread by thread: ``.venv/bin/python bench/where.py [jobs]``.
+"""CPU time of a job by thread: ``.venv/bin/python bench/where.py [jobs]``.
 
-Hands in so many no-op jobs, then lets a worker with two processes drain them, and divides the time that the kernel
-counted for each thread by the jobs of that span. The span leaves out the start and the end. For what a thread does with
-its time, ask perf; docs/internals/profile.md has the commands.
+Enqueues no-op jobs and lets a worker with two processes drain them. Divides the CPU time of each thread, as the kernel
+counts it, by the number of jobs in that span. The span leaves out the start and the end. perf shows how a thread spends
+its time; docs/internals/profile.md has the commands.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ def main() -> None:
             with running(penstock.worker(SLOTS), log=Path(name) / "worker.log", cwd=Path(__file__).parent) as worker:
                 finished = wait_until(penstock, count + 100, count // 5)
                 roles = {broker: "broker", worker.pid: "supervisor"}
-                # The zygote, which forked the others, comes first.
+                # The zygote comes first, because it forked the others.
                 for place, pid in enumerate(descendants(worker.pid)):
                     roles[pid] = "zygote" if place == 0 else f"child {place}"
                 before, begun = cpu_seconds_by_thread(roles), time.perf_counter()
                 jobs = wait_until(penstock, count + 100, count * 9 // 10) - finished
                 report("Drain", jobs, time.perf_counter() - begun, cpu_seconds_by_thread(roles) - before)
         finally:
-            # First, since a client that finds its broker dead starts another.
+            # Closed first, because a client that finds its broker dead starts another.
             penstock.app.close()
             penstock.broker.close(1)
             end_pids(descendants(os.getpid()))

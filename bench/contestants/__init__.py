@@ -1,31 +1,31 @@
-"""One file a contestant, each as its own documentation would have it: an app, a no-op task, and what the harness asks.
+"""Contestants, one per file, written as their own documentation recommends: an app, a no-op task, and hooks.
 
 Every module has the same functions:
 
-    clear()                        forget all jobs and results: every measurement begins empty
-    worker(slots)                  the command that starts a worker with so many processes
-    enqueue(count)                 hand in so many jobs by the fastest documented way
-    unfinished(enqueued)           of so many jobs handed in, how many have no stored result yet
-    enqueue_for(seconds, callers)  one call at a time from each of so many callers; how many calls came back
-    enqueue_naps(count)            hand in so many jobs that wait 20 ms; only where memory is measured
-    round_trips(count)             seconds from the call to the result in hand, one job after the other
+    clear()                        forgets all jobs and results, so that every measurement begins empty
+    worker(slots)                  returns the command that starts a worker with that many processes
+    enqueue(count)                 enqueues jobs in the fastest documented way
+    unfinished(enqueued)           returns how many of the enqueued jobs have no stored result yet
+    enqueue_for(seconds, callers)  calls from each caller, one call at a time; returns the number of calls that returned
+    enqueue_naps(count)            enqueues jobs that wait 20 ms; only where memory is measured
+    round_trips(count)             returns the seconds from each call to its result, one job after another
 
-and those that are measured with slots of several kinds have these as well:
+Contestants that are measured with slots of several kinds also have these:
 
-    enqueue_waits(count)           hand in so many jobs that wait a second
-    page(count)                    hand in so many jobs that wait 5 ms, by a call each, and wait for all results
-    hold(count, seconds)           hand in so many jobs that wait so long
-    short()                        hand in a job that waits 1 ms; what `begin_s` wants
-    begin_s(short)                 when it began, by the monotonic clock
+    enqueue_waits(count)           enqueues jobs that wait a second
+    page(count)                    enqueues jobs that wait 5 ms, with a call for each, and waits for all results
+    hold(count, seconds)           enqueues jobs that wait that long
+    short()                        enqueues a job that waits 1 ms; returns the argument of `begin_s`
+    begin_s(short)                 returns when that job began, by the monotonic clock
 
-and those that have workflows have these, which hand in no-op jobs and wait for the end:
+Contestants with workflows also have these, which enqueue no-op jobs and wait for the end:
 
-    run_chord(count)               a group of so many, and a body that gets their results
-    run_chain(count)               so many, one after another
-    run_group(count)               a group of so many, with all results; gives the seconds that handing in has taken
+    run_chord(count)               a group, and a body that receives its results
+    run_chain(count)               jobs one after another
+    run_group(count)               a group with all its results; returns the seconds that enqueueing took
 
-The module is imported by the worker too. ``BENCH_SLOTS`` says how many slots that has, ``BENCH_KIND`` of which kind
-they are, and ``BENCH_PAGE=group`` that a page is a group and not a call for each job.
+The worker imports the module too. ``BENCH_SLOTS`` is its number of slots, and ``BENCH_KIND`` their kind. With
+``BENCH_PAGE=group``, a page is a group instead of a call for each job.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from collections.abc import Awaitable, Callable
 
 
 def calls_in(seconds: float, callers: int, call: Callable[[], object]) -> int:
-    """How many calls come back in the time, from so many threads."""
+    """Return how many calls of that many threads return within the time."""
     counts = [0] * callers
     until = time.perf_counter() + seconds
 
@@ -56,7 +56,7 @@ def calls_in(seconds: float, callers: int, call: Callable[[], object]) -> int:
 
 
 async def async_calls_in(seconds: float, callers: int, call: Callable[[], Awaitable[object]]) -> int:
-    """The same for an asyncio library: so many tasks on one loop."""
+    """Do the same for an asyncio library, with tasks on one event loop."""
     import asyncio
 
     until = time.perf_counter() + seconds

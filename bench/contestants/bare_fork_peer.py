@@ -1,8 +1,8 @@
-"""Bare forks of the same heap, with no queue: how fast jobs in processes of their own can be at all.
+"""Bare forks of the same heap without a queue: the limit for jobs that each have their own process.
 
-A program of its own loads the app, freezes its heap and has it in huge pages, as Penstock's zygote does. It reads
-what to do from its input: ``ahead N`` runs N jobs one after another, each in a process that was forked before it was
-asked for; ``loop N SLOTS`` forks, runs and reaps N, so many at once. It answers with a line of seconds.
+A separate program loads the app, freezes its heap and moves it into huge pages, like Penstock's zygote. It reads orders
+from standard input. ``ahead N`` runs N jobs one after another, each in a process that was forked before the order.
+``loop N SLOTS`` forks, runs and reaps N processes, at most SLOTS at once. The answer is a line of seconds.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _done = 0
 
 
 def clear() -> None:
-    """Nothing is kept."""
+    """Do nothing: nothing is kept."""
 
 
 def worker(slots: int) -> list[str]:
     global _slots
     _slots = slots
-    # The harness watches a process; the one that forks is started by the first call, with pipes of its own.
+    # The harness needs a process to watch. The first call starts the one that forks, with its own pipes.
     return [sys.executable, "-c", "import signal; signal.pause()"]
 
 
@@ -41,7 +41,7 @@ def program() -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "contestants.bare_fork_peer"]
         _program = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert _program.stdout is not None
-        _program.stdout.readline()  # it has loaded the app
+        _program.stdout.readline()  # its first line: the app is loaded
     return _program
 
 
@@ -54,7 +54,7 @@ def ask(order: str) -> list[float]:
 
 
 def enqueue(count: int) -> None:
-    """Run them all, so many at once as the measurement has slots."""
+    """Run all jobs, as many at once as the measurement has slots."""
     global _done
     ask(f"loop {count} {_slots}")
     _done += count
@@ -87,7 +87,7 @@ def main() -> None:
 
 
 def collapse_heap() -> None:
-    """Move all memory of this process alone that was touched into pages of 2 MiB, where the kernel does."""
+    """Move the touched private memory of this process into pages of 2 MiB, if the kernel can."""
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     for line in Path("/proc/self/maps").read_text().splitlines():
@@ -99,7 +99,7 @@ def collapse_heap() -> None:
 
 
 def ahead(work: Callable[[int], int], count: int) -> list[float]:
-    """Seconds from the order to the answer of each job; the next process is forked when the one before has answered."""
+    """Return each job's seconds from order to answer. The next process is forked after the previous one answers."""
     taken = []
     for number in range(count):
         asks, hears = os.pipe(), os.pipe()
@@ -108,7 +108,7 @@ def ahead(work: Callable[[int], int], count: int) -> list[float]:
             os.read(asks[0], 1)
             os.write(hears[1], str(work(number)).encode())
             os._exit(0)
-        time.sleep(0.01)  # it waits at its pipe by now, as a spare does
+        time.sleep(0.01)  # by now it waits at its pipe, like a spare
         begun = time.perf_counter()
         os.write(asks[1], b"x")
         os.read(hears[0], 100)
@@ -120,7 +120,7 @@ def ahead(work: Callable[[int], int], count: int) -> list[float]:
 
 
 def loop(work: Callable[[int], int], count: int, slots: int) -> float:
-    """Seconds to fork, run and reap so many, so many at once."""
+    """Return the seconds to fork, run and reap ``count`` processes, ``slots`` at a time."""
     begun = time.perf_counter()
     running = 0
     for number in range(count):

@@ -1,6 +1,6 @@
 """Celery on RabbitMQ, or on Redis with ``BENCH_BROKER=redis``; results in Redis.
 
-``BENCH_SAFE=1``: with publisher confirms and late acknowledgement, which its defaults leave out.
+``BENCH_SAFE=1`` adds publisher confirms and late acknowledgement, which are off by default.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def nap() -> None:
 @app.task
 def sleep(seconds: float) -> float:
     begun = time.monotonic()
-    time.sleep(seconds)  # gevent's, in its pool
+    time.sleep(seconds)  # in the gevent pool, this is gevent's
     return begun
 
 
@@ -57,7 +57,7 @@ def clear() -> None:
 
 
 def worker(slots: int) -> list[str]:
-    # Gossip, mingle and heartbeats are off as in most advice on Celery's speed.
+    # Gossip, mingle and heartbeats are off, as most advice on Celery's speed recommends.
     options = ["--loglevel=WARNING", "--without-gossip", "--without-mingle", "--without-heartbeat"]
     return [
         sys.executable,
@@ -73,7 +73,7 @@ def worker(slots: int) -> list[str]:
 
 
 def enqueue(count: int) -> None:
-    with app.producer_pool.acquire(block=True) as producer:  # one channel for all: the fastest of its ways
+    with app.producer_pool.acquire(block=True) as producer:  # one channel for all jobs is the fastest way
         for _ in range(count):
             noop.apply_async(producer=producer)
 

@@ -1,4 +1,4 @@
-"""dramatiq on Redis: messages are acknowledged after the job, and kept for a worker that dies."""
+"""dramatiq on Redis: messages are acknowledged after the job, so a dead worker's messages are kept."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def clear() -> None:
 
 
 def worker(slots: int) -> list[str]:
-    # Eight threads a process is its default, and faster than one.
+    # Eight threads per process are its default, and faster than one.
     return [sys.executable, "-m", "dramatiq", "contestants.dramatiq_peer", "--processes", str(slots), "--threads", "8"]
 
 

@@ -1,6 +1,6 @@
-"""An app as heavy as many are: 300 mapped classes of SQLAlchemy's, pandas, and, if asked, a model of so many megabytes.
+"""An app as heavy as many are: 300 classes mapped by SQLAlchemy, pandas, and a model of ``BENCH_MODEL_MB``.
 
-``BENCH_PACKAGES`` says where the two are installed: with the peers, as Penstock's own environment has neither.
+``BENCH_PACKAGES`` is where both packages are installed: with the peers, as Penstock's own environment has neither.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def mapped_class(number: int) -> type[Base]:
 
 TABLES = [mapped_class(number) for number in range(CLASSES)]
 configure_mappers()
-# Small objects, as a dictionary or an index has them: what makes a fork of it expensive is their pages.
+# Small objects, like those of a dictionary or an index: their many pages make a fork expensive.
 MODEL = [bytes(967) for _ in range(MODEL_MB * 1000)]
 
 
@@ -52,4 +52,4 @@ def work(number: int) -> int:
     return len(str(statement)) + int(frame["size"].sum())
 
 
-work(0)  # caches that it fills at its first run are everybody's
+work(0)  # fills caches before the fork, so that all processes share them

@@ -1,4 +1,4 @@
-"""Penstock with a heavy app, each job in a process of its own."""
+"""Penstock with a heavy app, each job in its own process."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from penstock import App, _core
 PENSTOCK = str(Path(sys.executable).with_name("penstock"))
 
 app = App("heavy", defaults={"slot": "isolated"})
-broker = _core.Client(os.environ["PENSTOCK_URL"])  # asks how far it is
+broker = _core.Client(os.environ["PENSTOCK_URL"])  # for the number of stored results
 
 
 @app.on_worker_start
 def load() -> None:
-    # In the worker alone: the client enqueues and has nothing of it.
+    # In the worker alone: the client only enqueues, and needs none of it.
     import contestants.heavy  # noqa: F401
 
 
@@ -29,7 +29,7 @@ def work(number: int) -> int:
 
 
 def clear() -> None:
-    """Each measurement has a broker and a directory of its own."""
+    """Do nothing: each measurement has its own broker and directory."""
 
 
 def worker(slots: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""Penstock on its local broker: every job and every result on disk before anyone hears of it."""
+"""Penstock on its local broker: every job and every result is on disk before anyone can see it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from penstock import App, Job, _core, chain, group
 PENSTOCK = str(Path(sys.executable).with_name("penstock"))
 PAGE_IS_GROUP = os.environ.get("BENCH_PAGE") == "group"
 KIND = os.environ.get("BENCH_KIND", "process")
-THREADS = 190  # a process, when there are many
+THREADS = 190  # per process, when there are many
 
 app = App("bench")
-broker = _core.Client(os.environ["PENSTOCK_URL"])  # asks how far it is
+broker = _core.Client(os.environ["PENSTOCK_URL"])  # for the number of stored results
 
 
 @app.task(durability=os.environ.get("BENCH_DURABILITY", "disk"))
@@ -52,7 +52,7 @@ else:
 
 
 def clear() -> None:
-    """Each measurement has a broker and a directory of its own."""
+    """Do nothing: each measurement has its own broker and directory."""
 
 
 def worker(slots: int) -> list[str]:
@@ -60,7 +60,7 @@ def worker(slots: int) -> list[str]:
     options = {
         "process": ["-c", str(slots)],
         "thread": ["-c", str(processes), "--threads", str(slots // processes)],
-        # The one process is for what warms it up.
+        # The one process runs the warm-up jobs.
         "async": ["-c", "1", "--async", str(slots)],
     }
     return [PENSTOCK, "worker", "contestants.penstock_peer:app", *options[KIND]]
@@ -76,7 +76,7 @@ def enqueue_naps(count: int) -> None:
 
 
 def unfinished(enqueued: int) -> int:
-    # The figures of `penstock status --json`: starting a program a hundred times a second would be in the way.
+    # The figures of `penstock status --json`, without starting a program a hundred times a second.
     status = broker.status(10)
     return enqueued - int(status["results"]) - int(status["evicted"])
 

@@ -1,4 +1,4 @@
-"""A thread pool in the program itself: what fanning out costs without a queue. It has no worker, and keeps nothing."""
+"""A thread pool in the program itself: the cost of a fan-out without a queue. No worker, and nothing is kept."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ done = 0
 
 
 def clear() -> None:
-    """Nothing is kept."""
+    """Do nothing: nothing is kept."""
 
 
 def worker(slots: int) -> list[str]:
     if slots != SLOTS:
         raise ValueError(f"the pool has {SLOTS} threads")
-    # The harness watches a process; this one waits for the end of the measurement.
+    # The harness needs a process to watch. This one waits for the end of the measurement.
     return [sys.executable, "-c", "import signal; signal.pause()"]
 
 

@@ -45,7 +45,7 @@ def round_trips(count: int) -> list[float]:
 
 def run_workers(slots: int) -> None:
     if os.environ.get("BENCH_IMPORTED"):
-        # As RQ's documentation advises: imported before the fork, not in each process.
+        # Imported before the fork and not in each process, as RQ's documentation advises.
         import contestants.heavy  # noqa: F401
     pids = []
     for _ in range(slots):

@@ -1,4 +1,4 @@
-"""SAQ on Redis: a job's record holds its result; the jobs of a worker that dies are swept up later."""
+"""SAQ on Redis: a job's record holds its result, and a sweep later recovers the jobs of a dead worker."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from saq import Queue
 
 from contestants import async_calls_in
 
-AT_ONCE = 32  # as in streaQ's comparison
+AT_ONCE = 32  # the number in streaQ's comparison
 
 queue = Queue.from_url(os.environ["BENCH_REDIS_URL"] + "/0", max_concurrent_ops=AT_ONCE)
 loop = asyncio.Runner()
@@ -59,7 +59,7 @@ def round_trips(count: int) -> list[float]:
         taken = []
         for _ in range(count):
             begun = time.perf_counter()
-            # It polls; its default of 500 ms would measure that and nothing else.
+            # It polls, and its default of 500 ms would dominate the figure.
             await queue.apply("noop", timeout=10, poll_interval=0.0005)
             taken.append(time.perf_counter() - begun)
         return taken

@@ -1,4 +1,4 @@
-"""streaQ on Redis streams: entries are acknowledged with the result, and reclaimed from a worker that dies."""
+"""streaQ on Redis streams: entries are acknowledged with the result, and reclaimed from a dead worker."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from streaq import Worker
 
 from contestants import async_calls_in
 
-AT_ONCE = 32  # as in its own comparison
+AT_ONCE = 32  # the number in its own comparison
 CHUNK = 10_000  # jobs in one pipeline
 
 app = Worker(redis_url=os.environ["BENCH_REDIS_URL"] + "/0", concurrency=AT_ONCE)

@@ -1,4 +1,4 @@
-"""The harness is a folder of scripts, not a package: its tests import them as the scripts do each other."""
+"""Let the tests import the scripts of bench/, which are no package, as the scripts import each other."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A build that costs more is found out, one that does not passes, and the bound is what its docstring says."""
+"""A build that costs more fails, any other passes, and the bound is as its docstring defines it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import run
 
 def test_the_bound_is_the_smallest_ratio_that_is_safe() -> None:
     places = {count: against.place_of_bound(count, 0.95) for count in (4, 5, 7, 8, 12, 20, 100)}
-    # Of the sign test's tables, counted from the other end.
+    # From tables of the sign test, counted from the other end.
     assert places == {4: None, 5: 5, 7: 7, 8: 7, 12: 10, 20: 15, 100: 59}
     assert against.bound([1.09, 1.01, 1.02, 1.03, 1.04, 1.05, 1.06, 1.07]) == 1.07
     with pytest.raises(ValueError, match="4 pairs say nothing"):
@@ -24,7 +24,7 @@ def test_the_bound_is_the_smallest_ratio_that_is_safe() -> None:
 
 @pytest.mark.parametrize("count", [5, 12, 30])
 def test_the_bound_holds_however_ratios_are_distributed(count: int) -> None:
-    """In 95 of 100 runs it is not below the true median, and the ratio below it is not as safe."""
+    """In 95 of 100 runs the bound is not below the true median; the next smaller ratio is less safe."""
     draw = random.Random(4)
     distributions = [
         lambda: draw.lognormvariate(0, 0.3),
@@ -56,7 +56,7 @@ def test_only_a_build_that_costs_more_fails() -> None:
         text, passes = against.report({name: noisy(1.05 if name == slower else 1.0) for name in parts})
         (line,) = [line for line in text.splitlines() if "over 1.03" in line]
         assert not passes and line.startswith(f"| {slower} ")
-    # A median below the limit is not enough: it must be sure.
+    # A median below the limit is not enough: the bound must be below it, too.
     wide = [(1.0, 1.0)] * 8 + [(1.0, 1.2)] * 4
     text, passes = against.report(dict.fromkeys(parts, wide))
     assert "|   1.000 |     1.200 | over 1.03 |" in text and not passes
@@ -81,7 +81,7 @@ def test_the_two_builds_take_turns(capsys: pytest.CaptureFixture[str]) -> None:
     assert "broker 1.500" in capsys.readouterr().out
 
 
-def test_whoever_begins_has_no_advantage() -> None:
+def test_the_first_build_has_no_advantage() -> None:
     old, new = (against.Build(name, Path(name), Path(name)) for name in ("old", "new"))
     costs = iter([1.4, 1.0, 1.0, 1.0, 1.4, 1.0, 1.0, 1.0])
     pairs = against.run_pairs(old, new, 2, [lambda build: {"broker": next(costs)}])
@@ -110,7 +110,7 @@ def test_a_build_that_fails_says_why(tmp_path: Path) -> None:
     ("make", "message"),
     [([], "is no checkout of Penstock"), (["crates/penstock-broker"], "is not built; run make build")],
 )
-def test_what_is_no_build_is_refused(tmp_path: Path, make: list[str], message: str) -> None:
+def test_a_directory_without_a_build_is_refused(tmp_path: Path, make: list[str], message: str) -> None:
     for name in make:
         (tmp_path / name).mkdir(parents=True)
     command = [sys.executable, run.HERE / "run.py", "--against", tmp_path]

@@ -43,7 +43,7 @@ def test_every_peer_is_pinned_exactly() -> None:
 def test_steady_rate_leaves_out_the_start_and_the_stragglers() -> None:
     curve = [(0.01 * sample, 0) for sample in range(100)]  # a second until the worker is up
     curve += [(1 + 0.01 * sample, 10 * sample) for sample in range(101)]  # then 1,000 jobs/s
-    curve += [(5.0, 1_001)]  # and one that took its time
+    curve += [(5.0, 1_001)]  # and one straggler
     assert client.steady_rate(curve) == pytest.approx(1_000, rel=0.03)
 
 
@@ -52,7 +52,7 @@ def test_steady_rate_of_a_drain_too_quick_to_cut() -> None:
 
 
 def test_nothing_of_a_process_is_left(tmp_path: Path) -> None:
-    # A child in a session of its own and one that ignores SIGTERM: neither ends with its parent.
+    # A child in its own session, and one that ignores SIGTERM: neither exits with its parent.
     script = "setsid sleep 60 & (trap '' TERM; sleep 60; sleep 60) & echo ready; wait"
     process = subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, start_new_session=True)
     assert process.stdout is not None and process.stdout.readline() == b"ready\n"
@@ -88,7 +88,7 @@ def test_unknown_names_are_refused() -> None:
 
 @pytest.fixture
 def nothing_installed(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """No server is there; the calls to install are noted instead."""
+    """Pretend that no server is installed, and record the calls that would install one."""
     installed: list[list[str]] = []
     monkeypatch.delenv("BENCH_INSTALL", raising=False)
     monkeypatch.setattr(servers, "missing", lambda packages: list(packages))

@@ -1,9 +1,9 @@
 //! Writes crates/penstock-wire/src/generated.rs from proto/penstock.proto.
 //!
-//!     make wire                               write it, and note what it agrees with
-//!     cargo run -p generate-wire -- --check   only say whether it agrees
+//!     make wire                               writes the file, and notes the sources that it agrees with
+//!     cargo run -p generate-wire -- --check   checks that the file agrees, and writes nothing
 //!
-//! The result is committed, so that nobody needs a protobuf compiler to build penstock.
+//! The result is committed, so that building penstock needs no protobuf compiler.
 
 mod shapes;
 mod split;
@@ -49,13 +49,13 @@ fn generate(protos: &Path) -> Result<String, Box<dyn Error>> {
         .map(|file| (module.clone(), file))
         .collect();
     let mut config = prost_build::Config::new();
-    // Shared slices of the frame in place of copies.
+    // Share slices of the frame instead of copying them.
     config.bytes(["."]);
-    // Few answers are a status, and all of them would have room for it.
+    // Few answers are a status, but unboxed, every answer would have room for one.
     config.boxed(".penstock.v1.Status.others");
-    // Few operations are one of these, and all of them would have room for it.
+    // Few operations are a schedule, but unboxed, every operation would have room for one.
     config.boxed(".penstock.v1.Op.op.schedule");
-    // Written by hand, of its two parts.
+    // Written by hand, and composed of its two parts.
     let split = split::MESSAGE.message;
     config.extern_path(
         format!(".penstock.v1.{split}"),

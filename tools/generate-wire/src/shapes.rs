@@ -1,5 +1,5 @@
-//! The shapes of messages, by which penstock-wire reckons what a frame takes in memory before it
-//! decodes it: their fields that hold messages, and those that may come any number of times.
+//! The shapes of messages: the fields that hold messages, and the repeated fields. With them,
+//! penstock-wire computes how much memory a frame takes before it decodes the frame.
 
 use std::collections::BTreeSet;
 use std::error::Error;
@@ -13,7 +13,7 @@ use crate::split::Split;
 
 const PACKAGE: &str = ".penstock.v1.";
 
-/// Generates the Rust code for the shape of this message and of all that it may hold.
+/// Generates the Rust code for the shapes of this message and of all messages inside it.
 pub fn of(root: &str, split: &Split, files: &FileDescriptorSet) -> Result<String, Box<dyn Error>> {
     let mut shapes = String::new();
     let mut entries = BTreeSet::new();
@@ -65,9 +65,9 @@ pub fn of(root: &str, split: &Split, files: &FileDescriptorSet) -> Result<String
 }
 
 struct FieldShape {
-    /// Name of the message that it holds.
+    /// Name of the message in the field.
     holds: Option<String>,
-    /// The Rust type of an entry, when it is a list.
+    /// Rust type of an entry, if the field is a list.
     entry: Option<String>,
 }
 
@@ -91,7 +91,7 @@ impl FieldShape {
     }
 }
 
-/// Returns the shape of a field; `None`: it takes no memory besides its message, or its text.
+/// Returns the shape of a field; `None` if it needs no memory beyond its message, or its text.
 fn shape_of(field: &FieldDescriptorProto) -> Result<Option<FieldShape>, Box<dyn Error>> {
     let is_list = field.label() == Label::Repeated;
     let plain = |entry: &str| FieldShape {

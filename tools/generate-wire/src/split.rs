@@ -1,8 +1,8 @@
-//! A message cut in two: the fields that nearly all of its kind have, and those that few have.
+//! A message cut in two: the fields that nearly every message has, and the rare ones.
 //!
-//! prost-build gives each field a place in its struct, so a frame of plain messages would pay for what
-//! hardly any has. Here the later fields of a message go into a struct of their own, which
-//! penstock-wire keeps in a box that is mostly absent. On the wire nothing of it is seen.
+//! prost-build reserves room for each field in its struct, so a frame of plain messages would pay for
+//! fields that hardly any message has. The rare fields go into a separate struct, which penstock-wire
+//! keeps in a box that is mostly absent. The bytes on the wire stay the same.
 
 use std::error::Error;
 
@@ -10,7 +10,7 @@ use protox::prost_reflect::prost_types::{
     DescriptorProto, FieldDescriptorProto, FileDescriptorProto, FileDescriptorSet,
 };
 
-/// The message, the first field that few have, and what the two parts are called.
+/// The message, its first rare field, and the names of its two parts.
 pub struct Split {
     pub message: &'static str,
     pub first_rare: i32,
@@ -25,12 +25,12 @@ pub const MESSAGE: Split = Split {
     extras: "MessageExtras",
 };
 
-/// Numbers of the fields in a file's descriptor, as paths to its comments have them.
+/// Field numbers in a file's descriptor, as used in the paths of its comments.
 const MESSAGES: i32 = 4;
 const FIELDS: i32 = 2;
 
 impl Split {
-    /// Adds both parts to the file that has the message, with the comments of their fields.
+    /// Adds both parts to the file with the message, and keeps the comments of their fields.
     pub fn apply(&self, files: &mut FileDescriptorSet) -> Result<(), Box<dyn Error>> {
         for file in &mut files.file {
             let mut messages = file.message_type.iter();
@@ -54,7 +54,7 @@ impl Split {
         let part_index = file.message_type.len();
         let mut part = DescriptorProto {
             name: Some(name.to_owned()),
-            // Only those of `optional`, which say nothing by their place.
+            // Only those of `optional`, whose order has no meaning.
             oneof_decl: whole.oneof_decl.clone(),
             ..DescriptorProto::default()
         };
