@@ -42,24 +42,24 @@ pub struct ToClient {
     pub answers: ::prost::alloc::vec::Vec<Answer>,
     #[prost(message, repeated, tag = "6")]
     pub notices: ::prost::alloc::vec::Vec<Notice>,
-    /// To a ping, or because there was nothing else to say.
+    /// Answers a ping, or shows that the broker is alive.
     #[prost(bool, tag = "7")]
     pub pong: bool,
-    /// The last frame of a connection that the broker closes.
+    /// Last frame of a connection that the broker closes.
     #[prost(message, optional, tag = "8")]
     pub close: ::core::option::Option<Close>,
-    /// After the deliveries that they are about.
+    /// Handled after the deliveries that they refer to.
     #[prost(message, repeated, tag = "9")]
     pub cancels: ::prost::alloc::vec::Vec<CancelOrder>,
     #[prost(message, repeated, tag = "10")]
     pub asks: ::prost::alloc::vec::Vec<Ask>,
-    /// After the values: each ends one wait.
+    /// Handled after the values: each ends one wait.
     #[prost(message, repeated, tag = "13")]
     pub refused_waits: ::prost::alloc::vec::Vec<RefusedWait>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Hello {
-    /// the highest that the client speaks; today 2
+    /// the highest that the client speaks; currently 2
     #[prost(uint32, tag = "1")]
     pub protocol_version: u32,
     /// up to 256 bytes; needed on TCP beyond loopback; compared in constant time
@@ -74,21 +74,21 @@ pub struct Hello {
     /// 0: the broker's default
     #[prost(uint64, tag = "5")]
     pub heartbeat_ms: u64,
-    /// the highest sequence number ever used in this session
+    /// the highest sequence number used in this session
     #[prost(uint64, tag = "6")]
     pub last_seq: u64,
     /// still being worked on
     #[prost(message, repeated, tag = "7")]
     pub leases: ::prost::alloc::vec::Vec<Lease>,
     /// The next frame is another Hello, which only adds leases and may be as long as any frame. So the
-    /// first one fits its limit with up to 100 leases. All of it comes within the 5 s, with up to 262,144
-    /// leases.
+    /// first one fits its limit with up to 100 leases. All of them arrive within the 5 s, with up to 262,144
+    /// leases in total.
     #[prost(bool, tag = "8")]
     pub continued: bool,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Welcome {
-    /// the one spoken from now on: the highest that both speak
+    /// spoken from now on: the highest that both sides speak
     #[prost(uint32, tag = "1")]
     pub protocol_version: u32,
     #[prost(string, tag = "2")]
@@ -105,7 +105,7 @@ pub struct Welcome {
     /// unconfirmed transactions are Unknown
     #[prost(bool, tag = "7")]
     pub forgotten: bool,
-    /// the presented leases that still hold
+    /// the presented leases that are still valid
     #[prost(message, repeated, tag = "8")]
     pub leases: ::prost::alloc::vec::Vec<Lease>,
     #[prost(message, optional, tag = "9")]
@@ -114,14 +114,14 @@ pub struct Welcome {
     #[prost(uint32, tag = "10")]
     pub journal_format: u32,
 }
-/// Capabilities of the engine behind the broker. Every field that is left out is not offered, or the weakest
-/// promise, so that a broker which does not know a feature does not claim it.
+/// Capabilities of the engine behind the broker. An omitted field means not offered, or the weakest promise, so
+/// that a broker which does not know a feature does not claim it.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Capabilities {
     /// for people
     #[prost(string, tag = "1")]
     pub engine: ::prost::alloc::string::String,
-    /// for tests: takes every durability up to DISK and keeps nothing
+    /// for tests: accepts every durability up to DISK and keeps nothing
     #[prost(bool, tag = "2")]
     pub is_double: bool,
     /// left out: NONE
@@ -139,7 +139,7 @@ pub struct Capabilities {
     pub dedupe_window_ms: u64,
     #[prost(bool, tag = "9")]
     pub leases_of_sessions: bool,
-    /// how precisely they are kept
+    /// precision
     #[prost(uint64, optional, tag = "10")]
     pub delays_us: ::core::option::Option<u64>,
     /// levels; 0: none
@@ -187,7 +187,7 @@ pub struct Capabilities {
     pub claims: bool,
     #[prost(bool, tag = "32")]
     pub debounce: bool,
-    /// how precisely they are kept
+    /// precision
     #[prost(uint64, optional, tag = "33")]
     pub rate_limits_us: ::core::option::Option<u64>,
     #[prost(bool, tag = "34")]
@@ -408,7 +408,7 @@ pub mod op {
         Open(super::Open),
         #[prost(message, tag = "22")]
         Schedule(::prost::alloc::boxed::Box<super::Schedule>),
-        /// jobs that it has made stay
+        /// its jobs stay
         #[prost(message, tag = "23")]
         Unschedule(super::ScheduleName),
     }
@@ -434,7 +434,7 @@ pub mod schedule {
     pub enum Step {
         #[prost(message, tag = "2")]
         Declare(super::Declared),
-        /// stands above what code declares, until a reset
+        /// overrides what code declares, until a reset
         #[prost(message, tag = "3")]
         Set(super::Plan),
         #[prost(bool, tag = "4")]
@@ -444,16 +444,16 @@ pub mod schedule {
         /// makes a job at once
         #[prost(bool, tag = "6")]
         Run(bool),
-        /// takes back what was set and paused
+        /// removes overrides and resumes
         #[prost(bool, tag = "7")]
         Reset(bool),
-        /// changes all but the message, which is left out; stands as what was set does
+        /// changes everything but the message, which is omitted; overrides like `set`
         #[prost(message, tag = "8")]
         Retime(super::Plan),
     }
 }
-/// A schedule as code declares it. Of two versions that run at a time, the higher one's holds; else that of the worker
-/// which has started later.
+/// A schedule as code declares it. Of two versions that run at the same time, the higher one applies; otherwise the one
+/// of the worker that started later.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Declared {
     #[prost(message, optional, tag = "1")]
@@ -478,7 +478,7 @@ pub struct Timing {
     /// IANA name of the time zone for cron
     #[prost(string, tag = "4")]
     pub zone: ::prost::alloc::string::String,
-    /// each job comes up to so much later
+    /// maximum delay of each job
     #[prost(uint64, tag = "5")]
     pub jitter_ms: u64,
     #[prost(oneof = "timing::Rhythm", tags = "1, 2, 3")]
@@ -488,10 +488,10 @@ pub struct Timing {
 pub mod timing {
     #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
     pub enum Rhythm {
-        /// five fields, or @daily and its like
+        /// five fields, or a nickname such as @daily
         #[prost(string, tag = "1")]
         Cron(::prost::alloc::string::String),
-        /// from when the schedule was made
+        /// counted from the creation of the schedule
         #[prost(uint64, tag = "2")]
         EveryMs(u64),
         /// once
@@ -508,12 +508,12 @@ pub struct Plan {
     pub overlap: i32,
     #[prost(enumeration = "plan::CatchUp", tag = "3")]
     pub catch_up: i32,
-    /// age up to which missed times are caught up with
+    /// maximum age of missed times that are caught up with
     #[prost(uint64, tag = "4")]
     pub window_ms: u64,
     #[prost(string, tag = "5")]
     pub queue: ::prost::alloc::string::String,
-    /// of each job, but for its id
+    /// of each job, without its id
     #[prost(message, optional, tag = "6")]
     pub message: ::core::option::Option<crate::message::Message>,
 }
@@ -603,7 +603,7 @@ pub mod plan {
         }
     }
 }
-/// Makes a workflow known by name. Ignored where it is known already.
+/// Registers a workflow by name. Ignored if it is known already.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Open {
     /// id of the job or the join whose outcome is the workflow's
@@ -624,7 +624,7 @@ pub struct Open {
     #[prost(bytes = "bytes", tag = "6")]
     pub parent: ::prost::bytes::Bytes,
 }
-/// The jobs that an operation is for.
+/// Jobs that an operation is for.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Target {
     #[prost(oneof = "target::Target", tags = "1, 2")]
@@ -636,12 +636,12 @@ pub mod target {
     pub enum Target {
         #[prost(bytes, tag = "1")]
         Job(::prost::bytes::Bytes),
-        /// All that match when the operation is accepted, and nothing that comes later.
+        /// All jobs that match when the operation is accepted, and no later ones.
         #[prost(message, tag = "2")]
         Filter(super::Filter),
     }
 }
-/// Which jobs are meant; a field that is left out matches all. From `class` on: failed jobs only.
+/// Selects jobs; an omitted field matches all. `class` and all fields below match failed jobs only.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Filter {
     #[prost(string, optional, tag = "1")]
@@ -673,7 +673,7 @@ pub struct Cancel {
 }
 /// Nested message and enum types in `Cancel`.
 pub mod cancel {
-    /// Treatment of those that do.
+    /// Treatment of running jobs.
     #[derive(
         Clone,
         Copy,
@@ -727,7 +727,7 @@ pub struct CancelOrder {
     #[prost(string, tag = "3")]
     pub reason: ::prost::alloc::string::String,
 }
-/// Ends a run, and its job, for good: it raised for the last time. A guard, as Ack is.
+/// Ends a run, and its job, for good: it raised in its last attempt. A guard, like Ack.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Fail {
     #[prost(message, optional, tag = "1")]
@@ -752,7 +752,7 @@ pub struct Failure {
     /// its first line; up to 200 bytes
     #[prost(string, tag = "2")]
     pub message: ::prost::alloc::string::String,
-    /// equal for errors of one type from one function
+    /// the same for errors of one type from one function
     #[prost(fixed64, tag = "3")]
     pub fingerprint: u64,
     /// the arguments, shortened and without secrets; up to 1 KiB
@@ -768,7 +768,7 @@ pub struct RetryFailed {
     #[prost(string, optional, tag = "2")]
     pub queue: ::core::option::Option<::prost::alloc::string::String>,
 }
-/// How much may wait in a queue from now on. A limit that is left out is none.
+/// Limits how much may wait in a queue from now on. An omitted limit means none.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Limit {
     #[prost(string, tag = "1")]
@@ -829,8 +829,8 @@ pub struct Ack {
     pub lease: ::core::option::Option<Lease>,
     #[prost(uint64, tag = "2")]
     pub cost_us: u64,
-    /// Another step of this transaction takes the job's place, its id and all that waits for it: a message with the same id
-    /// and membership, or a join with that place.
+    /// Another step of this transaction takes over the job's place, its id and everything that waits for it: a message with
+    /// the same id and membership, or a join with that place.
     #[prost(bool, tag = "3")]
     pub carry: bool,
 }
@@ -842,7 +842,7 @@ pub struct Release {
     pub crashed: bool,
     #[prost(string, tag = "3")]
     pub reason: ::prost::alloc::string::String,
-    /// with `crashed`: by this job or by another one of its process
+    /// with `crashed`: by this job or by another job of its process
     #[prost(bool, tag = "4")]
     pub suspected: bool,
 }
@@ -886,13 +886,13 @@ pub struct Publish {
     pub message: ::core::option::Option<crate::message::Message>,
     #[prost(message, optional, tag = "3")]
     pub due: ::core::option::Option<Due>,
-    /// Claims a key until the message has ended, and is skipped where it exists. Not next to a claim.
+    /// Claims a key until the message has ended; the operation is skipped if the key exists. Not next to a claim.
     #[prost(message, optional, tag = "4")]
     pub unless_key: ::core::option::Option<KeyRef>,
     #[prost(message, optional, tag = "5")]
     pub claim: ::core::option::Option<Claim>,
 }
-/// A key that a message is to own, for how long, and the choice between it and an owner that exists.
+/// Key that a message is to own, for how long, and the choice between it and an existing owner.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Claim {
     #[prost(message, optional, tag = "1")]
@@ -903,7 +903,7 @@ pub struct Claim {
     pub for_ms: u64,
     #[prost(enumeration = "claim::Conflict", tag = "4")]
     pub conflict: i32,
-    /// With REPLACE: no message that takes a place is due later than this after the first one was published.
+    /// With REPLACE: a message that takes a place is due at the latest this long after the first one was published.
     #[prost(uint64, optional, tag = "5")]
     pub max_wait_ms: ::core::option::Option<u64>,
 }
@@ -924,7 +924,7 @@ pub mod claim {
     pub enum Until {
         /// the end of the message, also as a failed job
         Ended = 0,
-        /// the first time that it is handed out
+        /// the first hand-out of the message
         Started = 1,
         /// `for_ms` after the publish, whatever becomes of the message
         Time = 2,
@@ -967,7 +967,7 @@ pub mod claim {
         Skip = 0,
         /// the whole transaction, with CLAIMED
         Refuse = 1,
-        /// an owner that waits: it ends as replaced, and the message takes its place
+        /// a waiting owner: it ends as replaced, and the message takes its place
         Replace = 2,
     }
     impl Conflict {
@@ -1001,7 +1001,7 @@ pub struct Member {
     #[prost(uint32, tag = "2")]
     pub index: u32,
 }
-/// The values of a join, as the job's first argument.
+/// Values of a join, as the job's first argument.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Inputs {
     #[prost(bytes = "bytes", tag = "1")]
@@ -1075,7 +1075,7 @@ pub struct KeyRef {
 }
 /// Nested message and enum types in `KeyRef`.
 pub mod key_ref {
-    /// A key that a feature derives; only a claim names one.
+    /// Key derived by a feature; only a claim names one.
     #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
     pub struct Scoped {
         /// 1 unique, 2 idempotency; 3 to 6 are reserved
@@ -1101,12 +1101,12 @@ pub struct Value {
     pub status: i32,
     #[prost(bytes = "bytes", tag = "2")]
     pub body: ::prost::bytes::Bytes,
-    /// The run that it came from; filled in by the broker. Its generation is a field of KeyValue.
+    /// Run that produced the value; filled in by the broker. Its generation is a field of KeyValue.
     #[prost(string, tag = "3")]
     pub task: ::prost::alloc::string::String,
     #[prost(string, tag = "4")]
     pub queue: ::prost::alloc::string::String,
-    /// left out: the run is not known, and all of it is left out
+    /// left out: the run is unknown, and all of its fields are omitted
     #[prost(uint64, optional, tag = "5")]
     pub ended_at_ms: ::core::option::Option<u64>,
     #[prost(uint32, tag = "6")]
@@ -1211,22 +1211,22 @@ pub struct Hold {
     pub count: u32,
     #[prost(message, repeated, tag = "3")]
     pub messages: ::prost::alloc::vec::Vec<hold::Held>,
-    /// whatever became of the members
+    /// however the members ended
     #[prost(bool, tag = "4")]
     pub all_ended: bool,
-    /// members come in later transactions as well, and count is 0
+    /// further members come in later transactions, and count is 0
     #[prost(message, optional, tag = "5")]
     pub unsealed: ::core::option::Option<Unsealed>,
-    /// without all_ended: number of failed members that it puts up with
+    /// without all_ended: number of failed members that it tolerates
     #[prost(uint32, tag = "6")]
     pub max_failures: u32,
     /// places of this join itself in others
     #[prost(message, repeated, tag = "8")]
     pub then: ::prost::alloc::vec::Vec<Member>,
-    /// left out: its outcome is no value
+    /// left out: its outcome is not stored
     #[prost(uint64, optional, tag = "9")]
     pub result_ttl_ms: ::core::option::Option<u64>,
-    /// by ascending index; members that are not named are to succeed
+    /// by ascending index; other members are expected to succeed
     #[prost(message, repeated, tag = "10")]
     pub expects: ::prost::alloc::vec::Vec<hold::Expected>,
 }
@@ -1245,7 +1245,7 @@ pub mod hold {
         #[prost(uint64, optional, tag = "5")]
         pub expires_after_ms: ::core::option::Option<u64>,
     }
-    /// Outcome that a member is to have.
+    /// Expected outcome of a member.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
     pub struct Expected {
         #[prost(uint32, tag = "1")]
@@ -1299,11 +1299,11 @@ pub mod hold {
 pub struct Unsealed {
     #[prost(bytes = "bytes", tag = "1")]
     pub workflow: ::prost::bytes::Bytes,
-    /// id of the running job that creates it; left out: only the session does
+    /// id of the running job that creates it; left out: the session itself
     #[prost(bytes = "bytes", optional, tag = "2")]
     pub creator: ::core::option::Option<::prost::bytes::Bytes>,
 }
-/// The members 0 to count - 1 of an unsealed join have all come.
+/// Completes an unsealed join: the members 0 to count - 1 have all come.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Seal {
     #[prost(bytes = "bytes", tag = "1")]
@@ -1320,14 +1320,14 @@ pub struct Join {
     #[prost(bool, tag = "3")]
     pub succeeded: bool,
 }
-/// All numbers up to `through` are confirmed; those that were not simply applied have a receipt.
+/// Confirms all numbers up to `through`; transactions that were not simply applied have a receipt.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Confirm {
     #[prost(uint64, tag = "1")]
     pub through: u64,
     #[prost(message, repeated, tag = "2")]
     pub receipts: ::prost::alloc::vec::Vec<Receipt>,
-    /// out of turn: they asked for less durability than an earlier one
+    /// confirmed early: they asked for less durability than an earlier one
     #[prost(uint64, repeated, tag = "3")]
     pub early: ::prost::alloc::vec::Vec<u64>,
 }
@@ -1346,7 +1346,7 @@ pub struct Receipt {
     /// for operations in `skipped`: the message that owns the key
     #[prost(message, repeated, tag = "6")]
     pub owners: ::prost::alloc::vec::Vec<receipt::Owner>,
-    /// state of the one job that the last operation was for, before it
+    /// earlier state of the one job that the last operation was for
     #[prost(enumeration = "message_info::State", optional, tag = "7")]
     pub state: ::core::option::Option<i32>,
     /// names the last operation on many jobs, for a query
@@ -1385,12 +1385,12 @@ pub mod receipt {
         QueueFull = 7,
         DiskFull = 8,
         Invalid = 9,
-        /// also for an operation that the broker can't name
+        /// also for an operation that the broker does not know
         NotOffered = 10,
         NoSuchJob = 11,
         /// the job is in `state`
         TooLate = 12,
-        /// the key of a claim belongs to the only one of `owners`
+        /// the key of a claim belongs to the single entry of `owners`
         Claimed = 13,
     }
     impl Why {
@@ -1441,16 +1441,16 @@ pub mod receipt {
 /// Queues and tasks of one consumer of the connection. It keeps its credit when its queues or tasks change.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Consumer {
-    /// A number that the client chooses; deliveries carry it.
+    /// Number chosen by the client; deliveries state it.
     #[prost(uint32, tag = "1")]
     pub consumer: u32,
-    /// For people; empty: as before.
+    /// For people; empty: unchanged.
     #[prost(string, tag = "2")]
     pub app: ::prost::alloc::string::String,
-    /// None: as before.
+    /// None: unchanged.
     #[prost(string, repeated, tag = "3")]
     pub queues: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// Absent: as before; of a new consumer: any.
+    /// Absent: unchanged; for a new consumer: any.
     #[prost(message, optional, tag = "4")]
     pub tasks: ::core::option::Option<consumer::Tasks>,
     #[prost(uint32, tag = "5")]
@@ -1458,19 +1458,19 @@ pub struct Consumer {
     /// Stops deliveries: its credit becomes 0.
     #[prost(bool, tag = "6")]
     pub stop: bool,
-    /// Jobs that wait for others and hold every slot of this consumer, because they could not lend them; none: it has
-    /// slots again. Absent: as before.
+    /// Waiting jobs that hold every slot of this consumer, because they could not lend them; none: it has free slots again.
+    /// Absent: unchanged.
     #[prost(message, optional, tag = "7")]
     pub held: ::core::option::Option<consumer::Held>,
 }
 /// Nested message and enum types in `Consumer`.
 pub mod consumer {
-    /// The tasks that it can run. A job of any other is never sent to it.
+    /// Tasks that it can run. Jobs of other tasks are never sent to it.
     #[derive(Clone, PartialEq, ::prost::Message)]
     pub struct Tasks {
         #[prost(message, repeated, tag = "1")]
         pub tasks: ::prost::alloc::vec::Vec<tasks::Task>,
-        /// All tasks, whatever is named.
+        /// All tasks, whatever names are listed.
         #[prost(bool, tag = "2")]
         pub any: bool,
     }
@@ -1502,7 +1502,7 @@ pub struct Delivery {
     pub message: ::core::option::Option<crate::message::Message>,
     #[prost(uint32, tag = "6")]
     pub consumer: u32,
-    /// values of the join that the message has as its inputs; see given.rs in penstock-message
+    /// values of the join that are the message's inputs; see input_values.rs in penstock-message
     #[prost(bytes = "bytes", tag = "7")]
     pub inputs: ::prost::bytes::Bytes,
     /// of the message's workflow
@@ -1515,15 +1515,15 @@ pub struct Watch {
     pub keys: ::prost::alloc::vec::Vec<KeyRef>,
     #[prost(message, repeated, tag = "2")]
     pub unwatch: ::prost::alloc::vec::Vec<KeyRef>,
-    /// The job inside which the client waits for `keys`, if it does so inside of one. Then each key that is pending may
-    /// also be answered by a RefusedWait. Other waits of the session for the same keys go on next to it.
+    /// Job inside which the client waits for `keys`, if any. Each pending key may then also be answered by a RefusedWait.
+    /// Other waits of the session for the same keys are not affected.
     #[prost(bytes = "bytes", tag = "3")]
     pub waiter: ::prost::bytes::Bytes,
-    /// Keys that `waiter` waits for no longer, while the session goes on watching them.
+    /// Keys that `waiter` no longer waits for, while the session still watches them.
     #[prost(message, repeated, tag = "4")]
     pub wait_over: ::prost::alloc::vec::Vec<KeyRef>,
 }
-/// A wait of a running job that the broker ends, for it would never end by itself. Its key is still watched.
+/// Wait of a running job that the broker ends, because it would never end otherwise. Its key is still watched.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct RefusedWait {
     #[prost(message, optional, tag = "1")]
@@ -1532,10 +1532,10 @@ pub struct RefusedWait {
     pub waiter: ::prost::bytes::Bytes,
     #[prost(enumeration = "refused_wait::Why", tag = "3")]
     pub why: i32,
-    /// From the waiter on, each waits for the next; in a cycle the last waits for the first. At most 16.
+    /// Chain from the waiter on: each waits for the next; in a cycle the last waits for the first. At most 16.
     #[prost(message, repeated, tag = "4")]
     pub jobs: ::prost::alloc::vec::Vec<refused_wait::Job>,
-    /// Number of those left out in the middle.
+    /// Number of omitted jobs in the middle.
     #[prost(uint32, tag = "5")]
     pub left_out: u32,
 }
@@ -1562,9 +1562,9 @@ pub mod refused_wait {
     )]
     #[repr(i32)]
     pub enum Why {
-        /// what it waits for waits for itself
+        /// the awaited job waits for the waiter in turn
         Cycle = 0,
-        /// every slot that could run what it waits for is held by a job that waits
+        /// every slot that could run the awaited job is held by a waiting job
         NoSlotLeft = 1,
     }
     impl Why {
@@ -1624,7 +1624,7 @@ pub mod query {
     pub enum Query {
         #[prost(bytes, tag = "3")]
         Message(::prost::bytes::Bytes),
-        /// end this broker; local brokers only
+        /// stops this broker; local brokers only
         #[prost(bool, tag = "4")]
         Stop(bool),
         #[prost(message, tag = "5")]
@@ -1662,7 +1662,7 @@ pub struct ProgressAnswer {
     #[prost(bytes = "bytes", optional, tag = "1")]
     pub body: ::core::option::Option<::prost::bytes::Bytes>,
 }
-/// A question to a worker, which the broker passes on. The asker sends it again after a reconnect, so a worker may
+/// Question to a worker, which the broker passes on. The asker sends it again after a reconnect, so a worker may
 /// receive it twice.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct AskQuery {
@@ -1672,11 +1672,11 @@ pub struct AskQuery {
     /// up to 4 MiB; the broker does not read it
     #[prost(bytes = "bytes", tag = "2")]
     pub question: ::prost::bytes::Bytes,
-    /// for the worker to reply; up to 60,000, and 0: as long
+    /// time for the worker to reply; at most 60,000, which 0 means too
     #[prost(uint64, tag = "3")]
     pub patience_ms: u64,
 }
-/// A question to this worker. It replies once, with the same id, on the same connection.
+/// Question to this worker, which replies once, with the same id, on the same connection.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Ask {
     #[prost(uint64, tag = "1")]
@@ -1717,15 +1717,15 @@ pub mod asked {
     #[repr(i32)]
     pub enum Why {
         Replied = 0,
-        /// none of this name is connected
+        /// no worker of this name is connected
         UnknownWorker = 1,
-        /// of this name
+        /// several workers have this name
         SeveralWorkers = 2,
         /// the worker takes no questions
         TooOld = 3,
-        /// as many questions are under way as may be
+        /// too many questions are under way
         Busy = 4,
-        /// its connection ended before it had replied
+        /// its connection ended before it replied
         Lost = 5,
         /// it has not replied in time
         Silent = 6,
@@ -1765,14 +1765,14 @@ pub mod asked {
         }
     }
 }
-/// Moves the broker's clock on, into the millisecond after: jobs due until then fall due. It can't be moved
-/// back.
+/// Moves the broker's clock forward, into the millisecond after: jobs due until then fall due. It can't be
+/// moved back.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SetClock {
     #[prost(uint64, tag = "1")]
     pub forward_ms: u64,
-    /// Goes through the times of schedules and delayed jobs one by one, and stops where there is a job to run, or after
-    /// many: the answer says how far it came.
+    /// Passes the times of schedules and delayed jobs one by one, and stops where there is a job to run, or after many:
+    /// the answer states the time reached.
     #[prost(bool, tag = "2")]
     pub by_schedules: bool,
 }
@@ -1782,15 +1782,14 @@ pub struct StatusQuery {
     /// only these queues, and no worker; left out: all
     #[prost(string, repeated, tag = "1")]
     pub queues: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// `next` of the page before
+    /// `next` of the previous page
     #[prost(message, optional, tag = "2")]
     pub after: ::core::option::Option<StatusCursor>,
-    /// queues and workers on a page; 0: the broker's own, which is 1,024
+    /// queues and workers on a page; 0: the broker's own limit, 1,024
     #[prost(uint32, tag = "3")]
     pub limit: u32,
 }
-/// Queues come first, in the order of their names; then tasks, in the order of theirs; then workers, in the broker's
-/// own order.
+/// Queues come first, by name; then tasks, by name; then workers, in the broker's own order.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct StatusCursor {
     #[prost(oneof = "status_cursor::Place", tags = "1, 2, 3")]
@@ -1808,15 +1807,15 @@ pub mod status_cursor {
         Task(::prost::alloc::string::String),
     }
 }
-/// Failed jobs, in the order in which they failed, or in the opposite one.
+/// Failed jobs, in the order in which they failed, or in reverse.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct FailedQuery {
     #[prost(message, optional, tag = "1")]
     pub filter: ::core::option::Option<Filter>,
-    /// `next` of the page before, in the same order
+    /// `next` of the previous page, in the same order
     #[prost(uint64, tag = "2")]
     pub after: u64,
-    /// 0: the broker's own, which is 1,000
+    /// 0: the broker's own limit, 1,000
     #[prost(uint32, tag = "3")]
     pub limit: u32,
     #[prost(bool, tag = "4")]
@@ -1825,20 +1824,20 @@ pub struct FailedQuery {
 /// Workflows, the newest first.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct WorkflowsQuery {
-    /// this one only, with its description; empty: all
+    /// only this workflow, with its description; empty: all
     #[prost(bytes = "bytes", tag = "1")]
     pub workflow: ::prost::bytes::Bytes,
     #[prost(enumeration = "workflows_page::State", optional, tag = "2")]
     pub state: ::core::option::Option<i32>,
     #[prost(string, optional, tag = "3")]
     pub name: ::core::option::Option<::prost::alloc::string::String>,
-    /// `next` of the page before; empty: from the newest
+    /// `next` of the previous page; empty: from the newest
     #[prost(bytes = "bytes", tag = "4")]
     pub after: ::prost::bytes::Bytes,
-    /// 0: the broker's own, which is 1,000
+    /// 0: the broker's own limit, 1,000
     #[prost(uint32, tag = "5")]
     pub limit: u32,
-    /// jobs and joins to say the states of; up to 1,024
+    /// jobs and joins whose states to include; up to 1,024
     #[prost(bytes = "bytes", repeated, tag = "6")]
     pub nodes: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
 }
@@ -1849,7 +1848,7 @@ pub struct SchedulesQuery {
     pub app: ::core::option::Option<::prost::alloc::string::String>,
     #[prost(string, optional, tag = "2")]
     pub name: ::core::option::Option<::prost::alloc::string::String>,
-    /// `next` of the page before
+    /// `next` of the previous page
     #[prost(message, optional, tag = "3")]
     pub after: ::core::option::Option<ScheduleName>,
     /// coming times to list of each; up to 100
@@ -1876,7 +1875,7 @@ pub mod answer {
         UnknownMessage(bool),
         #[prost(bool, tag = "5")]
         Stopping(bool),
-        /// also for a query that the broker can't name
+        /// also for a query that the broker does not know
         #[prost(string, tag = "6")]
         Refused(::prost::alloc::string::String),
         #[prost(message, tag = "7")]
@@ -1893,23 +1892,23 @@ pub mod answer {
         Schedules(super::SchedulesPage),
         #[prost(bool, tag = "14")]
         UnknownOperation(bool),
-        /// the time by the broker's clock, after set_clock
+        /// time by the broker's clock after set_clock
         #[prost(uint64, tag = "15")]
         ClockMs(u64),
         #[prost(message, tag = "16")]
         Progress(super::ProgressAnswer),
     }
 }
-/// Near 1 MiB at most, whatever names there are.
+/// At most about 1 MiB, however long the names are.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct StatusPage {
-    /// whole but for its queues, tasks and workers, which are those of this page
+    /// of the whole broker, except that its queues, tasks and workers are those of this page
     #[prost(message, optional, tag = "1")]
     pub status: ::core::option::Option<Status>,
     /// left out: there are no more
     #[prost(message, optional, tag = "2")]
     pub next: ::core::option::Option<StatusCursor>,
-    /// held by the session that asks, also those that are still on their way to it
+    /// held by the session that asks, including deliveries on their way to it
     #[prost(uint32, tag = "3")]
     pub own_leases: u32,
     /// ready in queues that are not paused, for the consumers of the session that asks
@@ -1960,7 +1959,7 @@ pub struct WorkflowsPage {
     pub next: ::prost::bytes::Bytes,
     #[prost(message, repeated, tag = "3")]
     pub nodes: ::prost::alloc::vec::Vec<workflows_page::Node>,
-    /// of the nodes, in their order; empty: not known. An older broker sends none
+    /// of the nodes, in their order; empty: unknown. An older broker sends none
     #[prost(string, repeated, tag = "4")]
     pub tasks: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
@@ -2001,7 +2000,7 @@ pub mod workflows_page {
         #[prost(bytes = "bytes", tag = "14")]
         pub parent: ::prost::bytes::Bytes,
     }
-    /// State of a job or of a join; all fields left out: nothing is known of it.
+    /// State of a job or of a join; no field: unknown.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
     pub struct Node {
         #[prost(oneof = "node::Node", tags = "1, 2, 3")]
@@ -2106,7 +2105,7 @@ pub mod schedules_page {
         pub task: ::prost::alloc::string::String,
         #[prost(bool, tag = "8")]
         pub is_paused: bool,
-        /// by a person or a program, above what code declares
+        /// by a person or a program, overriding what code declares
         #[prost(bool, tag = "9")]
         pub is_set: bool,
         /// by code
@@ -2117,23 +2116,23 @@ pub mod schedules_page {
         pub trouble: ::prost::alloc::string::String,
         #[prost(uint64, repeated, tag = "12")]
         pub next_ms: ::prost::alloc::vec::Vec<u64>,
-        /// the last time that has had a job
+        /// the last time that had a job
         #[prost(uint64, optional, tag = "13")]
         pub last_ms: ::core::option::Option<u64>,
         #[prost(bytes = "bytes", tag = "14")]
         pub last_job: ::prost::bytes::Bytes,
-        /// the last time that has had none
+        /// the last time that had none
         #[prost(uint64, optional, tag = "15")]
         pub skipped_ms: ::core::option::Option<u64>,
         #[prost(enumeration = "Why", tag = "16")]
         pub skipped_why: i32,
-        /// the last job has not ended
+        /// the last job has not ended yet
         #[prost(bool, tag = "17")]
         pub is_running: bool,
-        /// the next job waits for the end of that one
+        /// the next job waits for the end of the last one
         #[prost(bool, tag = "18")]
         pub is_queued: bool,
-        /// times that have had jobs
+        /// times that had jobs
         #[prost(uint64, tag = "19")]
         pub fired: u64,
         #[prost(uint64, tag = "20")]
@@ -2141,7 +2140,7 @@ pub mod schedules_page {
         #[prost(uint64, tag = "21")]
         pub missed: u64,
     }
-    /// Why a time has had no job.
+    /// Reason why a time had no job.
     #[derive(
         Clone,
         Copy,
@@ -2158,7 +2157,7 @@ pub mod schedules_page {
         /// the job of an earlier time had not ended
         Overlap = 0,
         QueueFull = 1,
-        /// no broker ran, or it had no space
+        /// no broker ran, or the disk was full
         Missed = 2,
     }
     impl Why {
@@ -2184,7 +2183,7 @@ pub mod schedules_page {
         }
     }
 }
-/// How far an operation on many jobs has come.
+/// Progress of an operation on many jobs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct OperationStatus {
     #[prost(uint64, tag = "1")]
@@ -2204,7 +2203,7 @@ pub struct OperationStatus {
 pub struct JobCounts {
     #[prost(uint64, tag = "1")]
     pub enqueued: u64,
-    /// runs: a job that is retried is started again
+    /// runs: a retried job is started again
     #[prost(uint64, tag = "2")]
     pub started: u64,
     #[prost(uint64, tag = "3")]
@@ -2219,7 +2218,7 @@ pub struct JobCounts {
     /// also purged, and blocked
     #[prost(uint64, tag = "7")]
     pub cancelled: u64,
-    /// runs that ended with their worker
+    /// runs that ended with the death of their worker
     #[prost(uint64, tag = "8")]
     pub crashed: u64,
     /// from a full queue
@@ -2263,7 +2262,7 @@ pub struct Status {
     pub failed_bytes: u64,
     #[prost(uint64, tag = "17")]
     pub failed_dropped: u64,
-    /// all of them, on whatever page
+    /// all of them, on every page
     #[prost(uint32, tag = "18")]
     pub connected_workers: u32,
     #[prost(message, repeated, tag = "19")]
@@ -2309,7 +2308,7 @@ pub mod status {
         pub counts: ::core::option::Option<super::JobCounts>,
         #[prost(message, optional, tag = "16")]
         pub last_minute: ::core::option::Option<super::JobCounts>,
-        /// The share of the time, over some 10 seconds, in which consumers were ready to take a job; left out: it has none.
+        /// Share of the time, over about 10 seconds, in which consumers were ready to take a job; left out: it has none.
         #[prost(uint32, optional, tag = "17")]
         pub capacity_permille: ::core::option::Option<u32>,
     }
@@ -2325,7 +2324,7 @@ pub mod status {
     /// Queues and tasks that were empty and had no settings for an hour, and are not listed any more.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
     pub struct Others {
-        /// how often one was forgotten
+        /// number of times that one was dropped
         #[prost(uint64, tag = "1")]
         pub queues: u64,
         #[prost(uint64, tag = "2")]
@@ -2352,12 +2351,12 @@ pub mod status {
         pub leases: u32,
         #[prost(bool, tag = "6")]
         pub connected: bool,
-        /// what it has had for longest, the first begun first; 64 at most
+        /// jobs held longest, oldest first; at most 64
         #[prost(message, repeated, tag = "7")]
         pub running: ::prost::alloc::vec::Vec<Running>,
         #[prost(enumeration = "super::WorkerState", tag = "8")]
         pub state: i32,
-        /// jobs that wait for others, their slots lent
+        /// jobs that wait for others while their slots are lent
         #[prost(uint32, tag = "9")]
         pub parked: u32,
     }
@@ -2373,7 +2372,7 @@ pub mod status {
         pub started_at_ms: u64,
     }
 }
-/// How a broker fares; counts are since it started.
+/// Condition of a broker; counts are since it started.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Health {
     #[prost(enumeration = "health::Space", tag = "1")]
@@ -2502,7 +2501,7 @@ pub struct MessageInfo {
     /// an older broker sends none
     #[prost(message, repeated, tag = "15")]
     pub headers: ::prost::alloc::vec::Vec<Header>,
-    /// it is ready, its queue has consumers, and none of them can run its task
+    /// it is ready, but none of its queue's consumers can run its task
     #[prost(bool, tag = "16")]
     pub task_unknown: bool,
 }
@@ -2575,7 +2574,7 @@ pub struct Report {
     /// it replies to questions
     #[prost(bool, tag = "4")]
     pub takes_asks: bool,
-    /// jobs that wait for others, their slots lent; not among the busy
+    /// jobs that wait for others while their slots are lent; not counted as busy
     #[prost(uint32, tag = "5")]
     pub parked: u32,
 }
@@ -2718,7 +2717,7 @@ pub mod close {
         Stopping = 4,
         /// the broker's disk failed; unconfirmed transactions may be lost
         Failed = 5,
-        /// the broker has as many connections as it takes; try again later
+        /// the broker has reached its limit of connections; try again later
         TooManyClients = 6,
     }
     impl Why {
@@ -2779,7 +2778,7 @@ pub struct MessageHead {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct MessageExtras {
-    /// From here on: fields that few messages have. The generated code keeps it in a box of its own.
+    /// Fields that few messages have. The generated code keeps all from here on in a separate box.
     #[prost(message, optional, tag = "12")]
     pub member: ::core::option::Option<Member>,
     #[prost(message, optional, tag = "13")]
@@ -2805,7 +2804,7 @@ pub struct MessageExtras {
     /// empty: none
     #[prost(bytes = "bytes", tag = "21")]
     pub parent: ::prost::bytes::Bytes,
-    /// left out: as its task says
+    /// left out: as its task defines
     #[prost(message, optional, tag = "22")]
     pub retries: ::core::option::Option<Retries>,
     #[prost(fixed64, optional, tag = "23")]
@@ -2881,12 +2880,12 @@ impl Part {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum WorkerState {
-    /// an older worker does not say
+    /// an older worker does not report it
     Unsaid = 0,
     Serving = 1,
     /// begins no job until it is resumed
     Paused = 2,
-    /// begins no job, and ends when all that run have ended
+    /// begins no job, and exits when all running ones have ended
     Draining = 3,
     /// the same, within its grace
     Ending = 4,
