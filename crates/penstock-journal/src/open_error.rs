@@ -38,7 +38,7 @@ pub enum OpenError {
     },
     #[error(
         "{location} is in format {written}, and this program writes format {known}. Nothing is lost and \
-         nothing was changed. To go on with it, type `{UPGRADE_COMMAND} {location}` once: earlier programs \
+         nothing was changed. To upgrade it, type `{UPGRADE_COMMAND} {location}` once: earlier programs \
          refuse it from then on, so copy the directory first if you may want to go back to one"
     )]
     OlderFormat {

@@ -30,7 +30,7 @@ const BLOCKS: usize = 16;
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
     /// The segment was dropped. Its live records were carried forward first: ask the journal for their new location.
-    #[error("the segment was dropped meanwhile")]
+    #[error("the segment has been dropped")]
     Gone,
     #[error("{file} is damaged at byte {offset}: {what}")]
     Damaged {
@@ -181,7 +181,7 @@ impl<S: Storage> JournalReader<S> {
             }
             // Positions rise by one from the start of the walk.
             if header.position != cursor.position {
-                return Err(strayed("another record stands here"));
+                return Err(strayed("another record is here"));
             }
             let skipped = if kind.begins() { 0 } else { cursor.skipped };
             if header.position == position && byte <= skipped + length {

@@ -57,7 +57,7 @@ pub enum RepairError {
     #[error(transparent)]
     Write(#[from] WriteError),
     #[error(
-        "could not {action} {path}: {source}. Nothing is lost: repair it again once that is mended"
+        "could not {action} {path}: {source}. Nothing is lost: run the repair again once that is fixed"
     )]
     Move {
         action: &'static str,
@@ -65,7 +65,7 @@ pub enum RepairError {
         source: io::Error,
     },
     #[error(
-        "what was written anew does not read back as it was found ({0}); the damaged files are as they were"
+        "the rewritten journal does not read back as expected ({0}); the damaged files are unchanged"
     )]
     NotTheSame(String),
 }

@@ -34,14 +34,14 @@ use crate::storage::{Storage, StoredFile};
 pub enum WriteError {
     /// The batch is not written: try the same one again when there may be space.
     #[error(
-        "the disk is full: could not {action} {file}: {source}; nothing is lost, and it goes on once there is space"
+        "the disk is full: could not {action} {file}: {source}; nothing is lost, and writing continues once there is space"
     )]
     DiskFull {
         action: &'static str,
         file: String,
         source: io::Error,
     },
-    #[error("could not {action} {file}: {source}; what was not confirmed may be lost")]
+    #[error("could not {action} {file}: {source}; unconfirmed records may be lost")]
     Io {
         action: &'static str,
         file: String,

@@ -242,7 +242,7 @@ impl Engine {
 
     fn refuse_client(&mut self, conn: ConnId) {
         let limit = self.options.max_connections;
-        let text = format!("this broker has its {limit} connections, as many as it takes");
+        let text = format!("this broker has its {limit} connections, as many as it accepts");
         self.close(conn, Why::TooManyClients, text);
     }
 
@@ -586,14 +586,15 @@ impl Engine {
                     self.send_frame(conn, &pong);
                 }
                 DueAction::NoHello => {
-                    self.close(conn, Why::Protocol, "no hello came in time".to_owned());
+                    self.close(conn, Why::Protocol, "no hello arrived in time".to_owned());
                 }
                 // It is the broker that doesn't read, not the client that is silent.
                 DueAction::Silent { .. } if connection.is_blocked() => {
                     connection.excuse_silence(now_ms, u64::MAX);
                 }
                 DueAction::Silent { heartbeat_ms } => {
-                    let text = format!("nothing was heard of this client for {heartbeat_ms} ms");
+                    let text =
+                        format!("nothing was received from this client for {heartbeat_ms} ms");
                     self.close(conn, Why::Protocol, text);
                 }
                 DueAction::GiveUp => self.drop_connection(conn),
@@ -608,9 +609,9 @@ impl Engine {
         match self.lifecycle {
             Lifecycle::Failed { .. } => (
                 Why::Failed,
-                "the broker's disk failed: what was not confirmed may be lost".to_owned(),
+                "the broker's disk failed: unconfirmed work may be lost".to_owned(),
             ),
-            _ => (Why::Stopping, "the broker ends".to_owned()),
+            _ => (Why::Stopping, "the broker is stopping".to_owned()),
         }
     }
 

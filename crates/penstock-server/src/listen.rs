@@ -70,7 +70,7 @@ pub enum ListenError {
         address: ListenAddress,
         source: io::Error,
     },
-    #[error("can't listen on {address}: a server listens there already")]
+    #[error("can't listen on {address}: another server already listens there")]
     InUse { address: ListenAddress },
     #[error(
         "can't listen on {address}: {source}. A socket is a file, and its disk is full. Nothing is lost; make \
@@ -196,7 +196,7 @@ impl Listener {
             Ok(_) => {
                 return Err(io::Error::new(
                     io::ErrorKind::AlreadyExists,
-                    "a file that is no socket is there; remove it, or listen elsewhere",
+                    "the path is a file, not a socket; remove it, or listen elsewhere",
                 ));
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}

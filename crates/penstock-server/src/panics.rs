@@ -5,7 +5,7 @@ pub(crate) fn abort_on_first_panic() {
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         tracing::error!(
-            "the broker has a bug and ends at once, before it can write anything wrong: {panic}"
+            "the broker hit a bug and aborts at once, before it can write anything wrong: {panic}"
         );
         report(panic);
         std::process::abort();

@@ -114,7 +114,7 @@ pub enum ServerError {
     #[error(transparent)]
     Journal(#[from] OpenError),
     #[error(
-        "{0}. The broker ends here. Check the disk (space, quota, kernel log), then start it again: it keeps \
+        "{0}. The broker stops now. Check the disk (space, quota, kernel log), then start it again: it keeps \
          everything that was confirmed"
     )]
     DiskFailed(#[from] WriteError),
@@ -425,7 +425,7 @@ impl Server {
             rustix::io::ioctl_fionbio(&client.socket, true)
                 .map_err(io::Error::from)
                 .and_then(|()| server.add_client(client.socket, Peer::Trusted))
-                .map_err(ServerError::system("take the client"))?;
+                .map_err(ServerError::system("accept the client"))?;
         }
         Ok(server)
     }
@@ -505,7 +505,7 @@ impl Server {
         match self.failure.take() {
             Some(failure) => Err(failure.into()),
             None => {
-                tracing::info!("ended in order");
+                tracing::info!("stopped in order");
                 Ok(())
             }
         }
@@ -571,7 +571,7 @@ impl Server {
                     Err(error) if concerns_client(&error) => {}
                     Err(error) => {
                         // Usually file descriptors are used up; a client may disconnect.
-                        tracing::warn!("can't take a client: {error}");
+                        tracing::warn!("can't accept a client: {error}");
                         self.accept_at = Some(Instant::now() + RECHECK_INTERVAL);
                         break;
                     }
@@ -580,7 +580,7 @@ impl Server {
         }
         for (fd, peer) in new {
             if let Err(error) = self.add_client(fd, peer) {
-                tracing::warn!("can't take a client: {error}");
+                tracing::warn!("can't accept a client: {error}");
             }
         }
     }

@@ -79,7 +79,7 @@ fn run_writer<S: Storage>(
                     let made_room = spares.ran_out();
                     tell(WriterReport::SpaceChanged);
                     if made_room {
-                        tracing::warn!("made room by removing a file that was kept for that");
+                        tracing::warn!("made room by removing a reserve file");
                         continue;
                     }
                     // No other task arrives while this one is pending; but the loop may stop.
@@ -148,7 +148,7 @@ fn prepare_spares<S: Storage>(
         }
     }
     if spares.space() != space {
-        tracing::warn!(was = ?space, is = ?spares.space(), "the space left for the journal");
+        tracing::warn!(was = ?space, is = ?spares.space(), "the disk space for the journal has changed level");
         tell(WriterReport::SpaceChanged);
     }
     failing

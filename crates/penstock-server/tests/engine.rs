@@ -52,7 +52,7 @@ fn whoever_says_nothing_is_let_go() {
     world.live(4_999);
     assert!(!world.is_closed(client));
     world.live(1);
-    assert_eq!(world.farewell(client).1, "no hello came in time");
+    assert_eq!(world.farewell(client).1, "no hello arrived in time");
 }
 
 #[test]
@@ -71,7 +71,7 @@ fn only_the_right_token_opens() {
         }
     }
     let wanted =
-        Some("this broker wants a token: set PENSTOCK_TOKEN to the one that it was started with");
+        Some("this broker requires a token: set PENSTOCK_TOKEN to the one it was started with");
     let other = Some("wrong PENSTOCK_TOKEN: set it to the token that the broker was started with");
     check(b"secret", Peer::MustShowToken, None);
     check(b"", Peer::MustShowToken, wanted);
@@ -578,7 +578,7 @@ fn a_client_that_says_nothing_for_a_heartbeat_is_lost() {
     world.live(1);
     assert_eq!(
         world.farewell(client).1,
-        "nothing was heard of this client for 3000 ms"
+        "nothing was received from this client for 3000 ms"
     );
 }
 

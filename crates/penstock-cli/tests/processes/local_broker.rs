@@ -55,7 +55,7 @@ fn it_leaves_when_its_directory_is_deleted() {
     let mut broker = Local::start("60");
     let mut client = RawClient::unix(&broker.socket()).join(1);
     fs::remove_dir_all(broker.data()).unwrap();
-    assert_eq!(client.farewell().text, "the broker ends");
+    assert_eq!(client.farewell().text, "the broker is stopping");
     broker.process.ended();
 }
 
@@ -82,7 +82,7 @@ fn stop_ends_it_and_waits_until_it_has_gone() {
         "it is gone by now"
     );
     assert!(broker.process.ended().success());
-    assert_eq!(client.farewell().text, "the broker ends");
+    assert_eq!(client.farewell().text, "the broker is stopping");
 
     let again = run(&["broker", "stop", data]);
     assert!(again.status.success(), "nothing to stop is no error");
@@ -100,10 +100,10 @@ fn sigterm_ends_it_in_order() {
     let mut broker = Local::start("60");
     let mut client = RawClient::unix(&broker.socket()).join(1);
     broker.process.signal(Signal::TERM);
-    assert_eq!(client.farewell().text, "the broker ends");
+    assert_eq!(client.farewell().text, "the broker is stopping");
     assert!(broker.process.ended().success());
     let log = fs::read_to_string(broker.data().join("broker.log")).unwrap();
-    assert!(log.contains("ended in order"), "{log}");
+    assert!(log.contains("stopped in order"), "{log}");
 }
 
 #[test]

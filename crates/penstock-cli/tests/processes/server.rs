@@ -414,7 +414,7 @@ fn a_panic_in_any_thread_ends_the_broker_before_it_writes() {
             !confirmed(&said),
             "{thread}: it promised what it could not keep"
         );
-        server.said("the broker has a bug and ends at once");
+        server.said("the broker hit a bug and aborts at once");
         let status = server.ended();
         assert_eq!(status.signal(), Some(6), "{thread}: {status:?}");
 

@@ -113,7 +113,7 @@ fn a_writer_that_failed_says_once_what_failed() {
     user.append(100);
     assert_eq!(
         user.commit().unwrap_err().to_string(),
-        "could not sync 0000000000000001.segment: the disk failed; what was not confirmed may be lost"
+        "could not sync 0000000000000001.segment: the disk failed; unconfirmed records may be lost"
     );
     assert_eq!(
         user.commit().unwrap_err().to_string(),

@@ -52,7 +52,7 @@ fn each_reserve_that_is_used_up_stops_one_more_kind_of_work_and_space_lets_all_g
     assert_eq!(
         error.to_string(),
         "the disk is full: could not prepare 0000000000000006.segment: no storage space; nothing is \
-         lost, and it goes on once there is space"
+         lost, and writing continues once there is space"
     );
     let again = user.commit().unwrap_err();
     assert!(matches!(again, WriteError::DiskFull { .. }), "{again}");

@@ -297,7 +297,7 @@ impl Engine {
         self.append_records();
         self.reclaim_reads = carried == CarriedForward::ReadFirst;
         if carried == CarriedForward::All || planted!("drop-live-things") {
-            tracing::debug!(segment, "the oldest segment holds nothing live any more");
+            tracing::debug!(segment, "the oldest segment has no live records left");
             self.journal.drop_oldest();
         }
     }

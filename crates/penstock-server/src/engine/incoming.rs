@@ -79,7 +79,7 @@ impl Engine {
             }
         }
         if frame.queries.len() > MAX_QUERIES_A_FRAME {
-            return Err(protocol("more than 1,024 questions in one frame"));
+            return Err(protocol("more than 1,024 queries in one frame"));
         }
         for query in frame.queries {
             let (id, query) = query.try_into()?;
@@ -306,7 +306,7 @@ fn check_hello(
         return Err(RefusedFrame {
             why: Why::Unauthorized,
             text: match hello.token.is_empty() {
-                true => "this broker wants a token: set PENSTOCK_TOKEN to the one that it was started with".to_owned(),
+                true => "this broker requires a token: set PENSTOCK_TOKEN to the one it was started with".to_owned(),
                 false => "wrong PENSTOCK_TOKEN: set it to the token that the broker was started with".to_owned(),
             },
         });

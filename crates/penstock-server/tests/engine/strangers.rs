@@ -48,7 +48,7 @@ fn one_client_too_many_is_told_so_and_there_is_room_when_another_has_left() {
     assert_eq!(why, Why::TooManyClients);
     assert_eq!(
         text,
-        "this broker has its 2 connections, as many as it takes"
+        "this broker has its 2 connections, as many as it accepts"
     );
     assert!(!world.is_closed(first) && !world.is_closed(second));
 
@@ -164,7 +164,7 @@ fn a_hello_that_comes_byte_by_byte_is_heard_and_one_that_takes_too_long_is_not()
         world.send_bytes(slow, &[*byte]);
         world.live(1_000);
     }
-    assert_eq!(world.farewell(slow).1, "no hello came in time");
+    assert_eq!(world.farewell(slow).1, "no hello arrived in time");
 }
 
 #[test]
@@ -184,7 +184,7 @@ fn a_hello_that_is_continued_for_ever_ends_like_any_other_that_does_not_come() {
         assert!(!world.is_closed(client));
     }
     world.live(100);
-    assert_eq!(world.farewell(client).1, "no hello came in time");
+    assert_eq!(world.farewell(client).1, "no hello arrived in time");
 }
 
 #[test]
@@ -311,7 +311,7 @@ fn a_frame_asks_only_so_much() {
     );
     assert_eq!(
         world.farewell(client).1,
-        "more than 1,024 questions in one frame"
+        "more than 1,024 queries in one frame"
     );
 }
 

@@ -359,7 +359,7 @@ fn half_a_hello_is_not_waited_for_longer_than_five_seconds() {
         let close = said.close.expect("a reason");
         assert_eq!(
             (close.why(), close.text.as_str()),
-            (Why::Protocol, "no hello came in time")
+            (Why::Protocol, "no hello arrived in time")
         );
         assert!(took.as_secs() >= 4, "{took:?}");
     }
