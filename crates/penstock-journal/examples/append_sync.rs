@@ -1,7 +1,7 @@
-//! What the journal adds to the bare cost of the disk: `cargo run --release --example append_sync [DIR]`.
+//! Measures what the journal adds to the bare cost of the disk: `cargo run --release --example append_sync [DIR]`.
 //!
-//! Bare: `pwrite` and `fdatasync` of as many bytes, on a file of zeros. Journal: append, take a batch,
-//! write, sync. The two take turns, so that both meet the same disk.
+//! Bare: `pwrite` and `fdatasync` of the same number of bytes, on a file of zeros. Journal: append, take a batch,
+//! write, sync. The two alternate, so that both meet the same disk.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -45,7 +45,7 @@ fn compare(root: &Path, records: usize) {
         for _ in 0..SYNCS_PER_ROUND {
             journal_times.push(timed(|| append_and_sync(&mut opened, records)));
         }
-        // As the server does, on another thread and not within a commit.
+        // Prepared like in the server, on another thread and not within a commit.
         let spares = opened.writer.spares();
         if spares.wanted() {
             spares.prepare().expect("a spare");

@@ -1,18 +1,17 @@
-//! Makes small journals of many shapes, to be read by all programs to come:
-//! `cargo run --example make_golden -- crates/penstock-journal/tests/golden`. They are written in the
-//! format of this program, into a directory of its name; run it once for each new format and commit
-//! what it makes. `tests/journal/golden.rs` reads them.
+//! Makes small journals of many shapes, which all later programs must read: `cargo run --example make_golden --
+//! crates/penstock-journal/tests/golden`. They are written in this program's format, into a directory of that name. Run
+//! it once for each new format and commit the result. `tests/journal/golden.rs` reads it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use penstock_journal::{DiskStorage, FORMAT_VERSION, Journal, JournalOptions, OpenedJournal};
 
-/// One who makes a journal, step by step.
+/// Maker of a journal, step by step.
 struct Maker {
     path: PathBuf,
     segment_bytes: u64,
-    /// `None`: no process has it open.
+    /// Open journal; `None`: no process has it open.
     opened: Option<OpenedJournal<DiskStorage>>,
 }
 
@@ -46,7 +45,7 @@ impl Maker {
         opened.next_position += 1;
     }
 
-    /// Writes at most so many batches.
+    /// Writes at most this many batches.
     fn write(&mut self, batches: usize) {
         let opened = self.opened();
         for _ in 0..batches {
@@ -74,7 +73,7 @@ impl Maker {
         opened.writer.sync().expect("the disk keeps it");
     }
 
-    /// From the next opening on there is room for several batches, and what proves them.
+    /// Makes room, from the next opening on, for several batches and their proofs.
     fn open_with_room(&mut self) {
         self.segment_bytes = 5 * 4096;
         self.open();
@@ -91,7 +90,7 @@ impl Maker {
         self.commit(&[]);
     }
 
-    /// The end of the newest segment as a torn write leaves it.
+    /// Leaves the end of the newest segment like a torn write.
     fn tear(&mut self, from_end: usize) {
         self.opened = None;
         let mut segments: Vec<PathBuf> = files(&self.path);
@@ -238,7 +237,7 @@ fn main() {
         make(&mut maker);
         maker.opened = None;
 
-        // What a reader must find, as this program does, in a copy: opening changes a journal.
+        // Records that a reader must find, read by this program in a copy: opening changes a journal.
         let copy =
             std::env::temp_dir().join(format!("penstock-golden-{}-{name}", std::process::id()));
         fs::create_dir_all(&copy).expect("a directory for a copy");

@@ -1,4 +1,4 @@
-//! How fast records are read back: `cargo run --release --example read_back -- DIRECTORY`.
+//! Measures how fast records are read back: `cargo run --release --example read_back -- DIRECTORY`.
 
 use std::time::Instant;
 

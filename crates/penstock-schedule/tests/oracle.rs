@@ -1,11 +1,11 @@
-//! Schedules against an oracle: a clock on the wall that somebody looks at in every minute of six years.
+//! Schedules against an oracle: a wall clock that is read in every minute of six years.
 //!
-//! The oracle knows nothing of gaps and overlaps. It sees local times, one a minute, and
+//! The oracle knows nothing of gaps and overlaps. It sees local times, one per minute, and
 //!
 //! - a line that follows elapsed time fires in each minute whose local time matches;
 //! - a fixed time fires in the first minute in which the clock shows it or a later one, and two in one minute are one.
 //!
-//! Lines are made up as sets of numbers, and written as text for the code under test.
+//! Lines are generated as sets of numbers, and written as text for the code under test.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -25,7 +25,7 @@ fn timing(line: &str, zone: &str) -> ScheduleTiming {
     }
 }
 
-/// A field as a set, and as text.
+/// Cron field as a set and as text.
 #[derive(Clone)]
 struct FieldSet {
     text: String,
@@ -47,7 +47,7 @@ impl FieldSet {
         }
     }
 
-    /// Makes up a field.
+    /// Draws a random field.
     fn drawn(draw: &mut impl FnMut(u64) -> u64, first: i64, last: i64) -> Self {
         let span = (last - first + 1) as u64;
         let mut number = |below: u64| draw(below) as i64;
@@ -131,7 +131,7 @@ impl CronLine {
             }
     }
 
-    /// Returns the local minutes of a day that match, without a look at any clock.
+    /// Returns the matching local minutes of a day, independent of any clock.
     fn of_day(&self, day: i64) -> Vec<i64> {
         if !self.has_day(day) {
             return Vec::new();
@@ -145,7 +145,7 @@ impl CronLine {
     }
 }
 
-/// A clock on the wall: the local minute at each minute of UTC.
+/// Wall clock: the local minute at each minute of UTC.
 struct WallClock {
     first: i64,
     shows: Vec<i64>,
@@ -218,7 +218,7 @@ fn lines() -> Vec<CronLine> {
     let minute = |minute: i64| FieldSet::of(&minute.to_string(), [minute]);
     let hour = minute;
     let mut lines = Vec::new();
-    // Fixed times around all changes: at midnight, at 1:45, at 2, at 3.
+    // Fixed times around all changes: at midnight, 1:45, 2 and 3.
     for (at_hour, at_minute) in [
         (0, 0),
         (0, 30),
@@ -279,7 +279,7 @@ fn lines() -> Vec<CronLine> {
     lines
 }
 
-/// Has each line's times asked for one by one, and also from in between.
+/// Asks for each line's times one by one, and also from times in between.
 fn check(zone: &str) {
     let clock = WallClock::of(zone);
     for line in lines() {

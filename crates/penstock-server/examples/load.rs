@@ -1,10 +1,10 @@
-//! What the server alone can do, without Python and without the driver: one real server on a thread,
-//! clients that speak the protocol over its Unix socket.
+//! Measures the server alone, without Python and the driver: one real server on a thread, and clients that speak the
+//! protocol over its Unix socket.
 //!
 //!     cargo run --release -p penstock-server --example load [DIRECTORY]
 //!
-//! Shows a bare append and fdatasync beside the commit of one job at a time, then jobs a second
-//! through publish, delivery and settlement, and where the CPU time of each job goes.
+//! Shows a bare append and fdatasync next to the commit of one job at a time; then jobs per second through publish,
+//! delivery and settlement, and the CPU time of each job.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -77,8 +77,8 @@ fn main() -> LoadOutcome<()> {
     Ok(())
 }
 
-/// One job at a time, in turn with a bare append and sync, so that both meet the same disk. As the
-/// journal does, the bare one writes onto a file that was filled before.
+/// Commits one job at a time, alternating with a bare append and sync, so that both meet the same disk. Like the
+/// journal, the bare one writes to a file that was filled before.
 fn lone_commits(socket: &Path, bare: &Path) -> LoadOutcome<()> {
     let bare = File::options().create_new(true).write(true).open(bare)?;
     bare.write_all_at(&vec![0; LONE as usize * 512], 0)?;
@@ -184,7 +184,7 @@ impl LoadClient {
         Ok(self.socket.write_all(&bytes)?)
     }
 
-    /// One read, and all that is whole then.
+    /// Reads once, and returns all complete frames.
     fn hear(&mut self) -> LoadOutcome<Vec<Delivery>> {
         let count = self.socket.read(&mut self.buffer)?;
         if count == 0 {
@@ -278,7 +278,7 @@ fn quantiles(mut took: Vec<Duration>) -> String {
     )
 }
 
-/// Of each thread of this process that lives, by its name. Linux only.
+/// Returns the CPU time of each live thread of this process, by name. Linux only.
 fn cpu_us() -> BTreeMap<String, f64> {
     let mut spent = BTreeMap::new();
     for task in fs::read_dir("/proc/self/task")

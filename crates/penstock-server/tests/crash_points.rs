@@ -1,8 +1,8 @@
-//! The power is cut at every write, sync and change of a name that a small piece of work makes, and each
-//! time the disk keeps another part of what was not synced. Whoever starts then must find a beginning of
-//! the work, whole transactions in their order, and in it all that was confirmed.
+//! Cuts the power at every write, sync and rename of a small workload; each time the disk keeps another part of the
+//! unsynced changes. The next start must find a beginning of the work, whole transactions in order, and in it
+//! everything that was confirmed.
 //!
-//! `CRASH_POINTS=200000` tries so many states; by default it is enough for a test.
+//! `CRASH_POINTS=200000` tries that many states; the default is enough for a test.
 
 #[allow(dead_code)] // It is shared with other tests.
 mod world;
@@ -18,27 +18,27 @@ use penstock_message::{
 use penstock_server::EngineOptions;
 use world::{EngineClient, EngineWorld, commit, consume, hello, message, say_hello};
 
-/// One transaction each, but for the last two.
+/// Each variant is one transaction, except the last two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WorkStep {
     Publish,
-    /// It takes several batches, and with these sizes several segments.
+    /// Takes several batches and, with these sizes, several segments.
     PublishLong,
     PublishToThreeQueues,
-    /// An acknowledgement, a result and a job that follows.
+    /// Acknowledgement, result and a following job.
     Succeed,
     Retry,
     Bury,
     OpenGroup,
-    /// The last member of a group ends, and what it held is released.
+    /// Ends the last member of a group, which releases the held messages.
     EndGroup,
     TakeLock,
     BeRefused,
     Purge,
     Pause,
-    /// So much that the oldest segment is emptied and dropped.
+    /// Writes so much that the oldest segment is emptied and dropped.
     Churn,
-    /// The process is killed, and another takes over.
+    /// Kills the process; another takes over.
     Restart,
 }
 
@@ -63,11 +63,11 @@ const STEPS: [WorkStep; 14] = [
 const QUEUES: [&str; 3] = ["default", "mail", "slow"];
 const WORKER: u8 = 1;
 const SMALL_STATES: u64 = 5_000;
-/// Of one moment at which the power is cut; and when only the small number is asked for.
+/// States tried for each power cut; and in the small default run.
 const LEFTOVERS: usize = 64;
 const SMALL_LEFTOVERS: usize = 32;
 
-/// All of one step, then all of two, then as many of three as are asked for.
+/// Returns all workloads of one step, then of two, then the requested number of three.
 fn workloads() -> impl Iterator<Item = Vec<WorkStep>> {
     let pairs = STEPS
         .into_iter()
@@ -88,22 +88,22 @@ fn small(options: &mut EngineOptions) {
     options.journal.spares = 1;
 }
 
-/// One who works, and remembers what was said.
+/// Client that works and remembers what was confirmed.
 struct Person {
     world: EngineWorld,
     client: EngineClient,
-    /// Of the transaction said last.
+    /// Number of the last transaction.
     seq: u64,
-    /// The broker's decisions, by number.
+    /// Receipts of the broker, by transaction number.
     decided: BTreeMap<u64, Receipt>,
     confirmed_through: u64,
-    /// The lease of the message that it works on.
+    /// Lease of the message that it works on.
     lease: Lease,
     ids: u8,
 }
 
 impl Person {
-    /// A broker with some history, so that there is something to settle, to release and to drop.
+    /// Starts a broker with some history, so that there is something to settle, release and drop.
     fn new() -> Self {
         let mut world = EngineWorld::with(SimStorage::new(), small);
         let client = world.join(WORKER);
@@ -292,7 +292,7 @@ fn move_to(lease: Lease, queue: Option<&str>, due: Option<Due>) -> Op {
     }
 }
 
-/// What anybody could see of a broker, but for leases: grants are not confirmed to anybody.
+/// Returns what a client could see of a broker, except leases: grants are confirmed to nobody.
 fn picture(world: &mut EngineWorld) -> Vec<String> {
     let looker = world.join(99);
     let mut queries: Vec<(u64, Query)> = vec![(0, Query::Status(StatusQuery::default()))];
@@ -344,11 +344,11 @@ fn picture(world: &mut EngineWorld) -> Vec<String> {
     lines
 }
 
-/// What is there after each number of transactions, when nothing goes wrong.
+/// Returns the picture after each number of transactions, when nothing goes wrong.
 fn pictures(steps: &[WorkStep]) -> BTreeMap<u64, Vec<String>> {
     let mut pictures = BTreeMap::new();
     for done in 0..=steps.len() {
-        // The looker leaves a session behind, so each picture is of a world of its own.
+        // Looking leaves a session behind, so each picture is of its own world.
         let mut person = Person::new();
         for step in &steps[..done] {
             person.do_step(*step);
@@ -358,7 +358,7 @@ fn pictures(steps: &[WorkStep]) -> BTreeMap<u64, Vec<String>> {
     pictures
 }
 
-/// The number of states that were tried.
+/// Returns the number of states that were tried.
 fn cut_power_everywhere(steps: &[WorkStep], leftovers: usize, rng: &mut Rng) -> u64 {
     let mut pictures = pictures(steps);
     let mut states = 0;
@@ -409,7 +409,7 @@ fn check(
         );
     }
     let picture = picture(&mut world);
-    // Several transactions of one step have pictures of their own only when they are whole.
+    // Intermediate transactions of one step have pictures only when they are whole.
     if let Some(expected) = pictures.get(&there) {
         assert_eq!(picture, *expected, "{steps:?}: with {there} transactions");
     }

@@ -1,4 +1,4 @@
-//! What a client may rely on, shown on the engine alone: a simulated disk, no sockets, no clock.
+//! Checks what clients may rely on, with the engine alone: a simulated disk, no sockets, no clock.
 
 #[path = "engine/status.rs"]
 mod status;
@@ -191,7 +191,7 @@ fn a_worker_with_thousands_of_leases_keeps_them_all() {
     assert_eq!(welcome.leases.len(), JOBS as usize);
 }
 
-// Who breaks the protocol harms nobody else.
+// A client that breaks the protocol harms nobody else.
 
 #[test]
 fn a_client_that_breaks_the_protocol_is_told_why_and_another_goes_on() {
@@ -236,7 +236,7 @@ fn a_client_that_breaks_the_protocol_is_told_why_and_another_goes_on() {
     );
 }
 
-/// A field that holds bytes, as protobuf writes it.
+/// Encodes a field of bytes as protobuf does.
 fn field(number: u16, held: &[u8]) -> Vec<u8> {
     let key = number << 3 | 2;
     let mut bytes = match key {
@@ -294,11 +294,11 @@ fn garbage_after_good_frames_does_not_undo_them() {
     assert_eq!(world.ask(worker, &consume(10)).delivered_ids(), [1]);
 }
 
-// Nothing leaves before it is safe.
+// Nothing is sent before it is durable.
 
 #[test]
 fn a_confirm_waits_for_as_much_as_was_asked() {
-    /// When it is confirmed: before the write, between write and sync, or after the sync.
+    /// Returns when it is confirmed: before the write, between write and sync, or after the sync.
     fn check(durability: Durability, expected: [bool; 3]) {
         let mut world = EngineWorld::new();
         let client = world.join(1);
@@ -318,7 +318,7 @@ fn a_confirm_waits_for_as_much_as_was_asked() {
             world.transmit();
             seen.push(seen[1] || world.confirmed(client).through.is_some());
         } else {
-            // Nobody waits for it, so it is not written at once.
+            // No client waits for it, so it is not written at once.
             seen.extend([seen[0], seen[0]]);
         }
         assert_eq!(seen, expected, "{durability:?}");
@@ -398,7 +398,7 @@ fn what_is_sent_again_after_a_cut_is_applied_once() {
     let client = world.join(1);
     let frame = commit(1, Durability::Disk, vec![publish(1), publish(2)]);
     world.send(client, &frame);
-    // The connection breaks before the confirm leaves.
+    // The connection breaks before the confirm is sent.
     let task = world.take_task().expect("a batch");
     world.carry_out(&task);
     world.cut(client);
@@ -513,7 +513,7 @@ fn a_goodbye_returns_leases_at_once_and_a_cut_keeps_them_for_a_heartbeat() {
     assert_eq!(world.confirmed(worker).delivered_ids(), [2]);
 }
 
-/// Whatever else a frame says, also in fields that come after it by their number.
+/// Checks that a goodbye comes last, also before fields with higher numbers in the same frame.
 #[test]
 fn a_goodbye_is_heard_after_everything_else_in_its_frame() {
     let mut world = EngineWorld::new();
@@ -588,7 +588,7 @@ fn a_stall_of_the_broker_is_not_a_clients_silence() {
     let client = world.join(1);
     world.live(1_000);
     world.engine.next_deadline_ms();
-    // SIGSTOP, or a suspended machine: the next tick comes an hour late, and nothing was in the socket.
+    // SIGSTOP or a suspended machine: the next tick comes an hour late, and the socket is empty.
     world.pass(3_600_000);
     world.engine.tick(world.now);
     world.settle();
@@ -651,7 +651,7 @@ fn nothing_more_is_read_while_too_much_waits_for_the_disk() {
         assert!(world.take_task().is_none(), "the writer is busy");
     }
     assert!((8..=9).contains(&(seq - 1)), "{seq} bodies of 8 MiB wait");
-    // What is not read is not silence.
+    // Unread bytes are not silence.
     for _ in 0..10 {
         world.pass(HEARTBEAT_MS / 2);
         world.engine.tick(world.now);
@@ -703,7 +703,7 @@ fn the_largest_body_goes_through_and_a_larger_one_gets_a_receipt_that_says_so() 
 fn however_much_there_is_to_say_no_frame_is_over_the_limit() {
     let mut world = EngineWorld::new();
     let client = world.join(1);
-    // A million watched keys: little each, and too much together.
+    // A million watched keys: each takes little, all together take too much.
     let keys = (0..700_000_u32).map(|number| {
         let mut id = [0; 16];
         id[..4].copy_from_slice(&number.to_le_bytes());
@@ -716,10 +716,10 @@ fn however_much_there_is_to_say_no_frame_is_over_the_limit() {
         }),
         ..ToBroker::default()
     };
-    // `ask` listens with a decoder that refuses a frame over the limit.
+    // `ask` uses a decoder that refuses a frame over the limit.
     assert_eq!(world.ask(client, &watch).values.len(), 700_000);
 
-    // The largest body behind almost as much as goes into a frame with others.
+    // The largest body, after almost as much as fits into a shared frame.
     let bodies = [131_060; 8].into_iter().chain([16 << 20]);
     for (index, bytes) in bodies.enumerate() {
         let body = vec![7; bytes];
@@ -747,7 +747,7 @@ fn a_journal_stays_small_however_much_goes_through_it() {
     let client = world.join(1);
     let body = Bytes::from(vec![7; 10_000]);
     let mut seq = 1;
-    // One message stays from the beginning; the segments around it must go all the same.
+    // One message stays from the beginning; the segments around it must be dropped anyway.
     world.ask(
         client,
         &commit(seq, Durability::Disk, vec![publish_body(1, body.clone())]),
@@ -828,7 +828,7 @@ fn a_stop_still_answers_what_was_heard_and_proves_the_journal() {
     );
     assert!(world.engine.is_over());
 
-    // A watermark covers all of it, so there is nothing that must be written again.
+    // A watermark covers all records, so none must be written again.
     let report = penstock_journal::fsck(&world.disk.kill())
         .expect("it can be read")
         .opening

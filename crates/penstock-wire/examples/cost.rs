@@ -1,4 +1,4 @@
-//! What a message costs on the wire: nanoseconds to encode and to decode, in frames of 64.
+//! Measures the cost of a message on the wire: nanoseconds to encode and to decode, in frames of 64.
 //!
 //!     cargo run --release -p penstock-wire --example cost
 

@@ -1,5 +1,4 @@
-//! What one side says, the other hears, however the bytes are cut; and whatever else arrives is a
-//! typed error, never a panic.
+//! Messages arrive as they were sent, however the bytes are split; all other input is a typed error, never a panic.
 
 use bytes::{Bytes, BytesMut};
 use penstock_message::{
@@ -99,7 +98,7 @@ prop_compose! {
     }
 }
 
-/// As a broker tells it.
+/// Makes a value as a broker sends it.
 fn any_told_value() -> impl Strategy<Value = Value> {
     (any_value(), option(any_run())).prop_map(|(value, run)| Value {
         run: run.map(Box::new),
@@ -744,7 +743,7 @@ fn commit_frame(first_seq: u64, durability: Durability, txs: Vec<Tx>) -> ToBroke
     }
 }
 
-/// Feeds `stream` in portions whose sizes follow `cuts`, and takes messages as they become whole.
+/// Feeds `stream` in portions of the sizes in `cuts`, and takes messages as they become whole.
 fn hear<T: Heard>(stream: &[u8], cuts: &[usize]) -> Result<Vec<T>, WireError> {
     let mut decoder = Decoder::<T>::new(MAX_FRAME_BYTES);
     let mut heard = Vec::new();
@@ -857,7 +856,7 @@ proptest! {
     ) {
         let mut stream = garbage;
         if small_length && stream.len() > FRAME_HEADER_BYTES {
-            // A true length, so that the garbage reaches the parser.
+            // Correct length, so that the garbage reaches the parser.
             let length = (stream.len() - FRAME_HEADER_BYTES) as u32;
             stream[..FRAME_HEADER_BYTES].copy_from_slice(&length.to_le_bytes());
         }
@@ -1051,12 +1050,12 @@ fn a_body_is_a_slice_of_what_arrived() {
         panic!("a publish was sent");
     };
     let message = publish.message.as_ref().unwrap();
-    // Id and body lie in one buffer, as they did on the wire.
+    // Id and body are slices of one buffer, as on the wire.
     let distance = message.head.body.as_ptr() as usize - message.head.id.as_ptr() as usize;
     assert!(distance < 100, "the body was copied");
 }
 
-/// A list field of messages or strings, each of its entries as short as can be.
+/// Encodes a list field of messages or strings, with entries as short as possible.
 fn entries(number: u8, count: usize) -> Vec<u8> {
     [number << 3 | 2, 0].repeat(count)
 }
@@ -1073,7 +1072,7 @@ fn field(number: u8, held: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// A field whose number takes two bytes.
+/// Encodes a field whose number takes two bytes.
 fn long_field(number: u8, held: &[u8]) -> Vec<u8> {
     let mut bytes = field(number & 15, held);
     bytes[0] |= 0x80;
@@ -1120,14 +1119,14 @@ fn a_frame_of_many_tiny_entries_is_refused_before_it_takes_much_more_memory_than
             &long_field(22, &field(2, &vec![1; 16 * MILLION])),
         )),
         publish(&field(2, &long_field(22, &[2 << 3, 1].repeat(8 * MILLION)))),
-        // What few messages have is in a box of its own, even for one number.
+        // Rare fields are in a separate box, even for one number.
         publishes(&field(2, &[0x88, 1, 1]), 1 << 17),
         // The beginning of a list does not hide its rest.
         [entries(5, 8 * MILLION), field(15, b"unknown")].concat(),
     ];
     for frame in frames {
         assert!(frame.len() <= MAX_FRAME_BYTES);
-        // Other things run here meanwhile, so it is tried until nothing of them was in the way.
+        // Other tests run at the same time, so this tries until none of them interferes.
         let took = (0..20).map(|_| {
             let start = std::time::Instant::now();
             assert_eq!(decoded(&frame), Err(WireError::TooManyEntries));

@@ -1,5 +1,4 @@
-//! A journal that was closed in order: nothing that it held is missed in silence, whatever page goes bad and
-//! whichever file goes away.
+//! Journals that were closed in order: no loss is silent, whichever page goes bad or file disappears.
 
 use penstock_journal::sim::SimStorage;
 use penstock_journal::{JournalOptions, OpenError, RecoveryReport, Storage, fsck};
@@ -8,8 +7,8 @@ use crate::support::{ReplayedRecords, User, open, roomy, small};
 
 const PAGE: usize = 4096;
 
-/// A journal with some history, that was used by one process for a while and then closed in order; and what
-/// it holds.
+/// Makes a journal with some history that one process used for a while and then closed in order; returns it with its
+/// records.
 fn closed(options: &JournalOptions, last: &[usize]) -> (SimStorage, ReplayedRecords) {
     let (storage, user) = used(options, last, true);
     (storage.kill(), user.appended)
@@ -21,7 +20,7 @@ fn used(options: &JournalOptions, last: &[usize], closes: bool) -> (SimStorage, 
     for bytes in [100, 700, 2500, 300, 900, 900, 900, 900] {
         user.append_and_commit(bytes);
     }
-    // So there are ghosts in the spares.
+    // Leaves ghosts in the spares.
     for _ in 0..2 {
         user.drop_oldest();
         user.append_and_commit(80);
@@ -44,7 +43,7 @@ fn files(storage: &SimStorage, kind: &str) -> Vec<String> {
     names
 }
 
-/// `None`: it is refused as damaged, and `fsck` finds the same.
+/// Opens the journal; `None`: it is refused as damaged, and `fsck` finds the same damage.
 fn outcome(
     storage: &SimStorage,
     options: &JournalOptions,
@@ -63,7 +62,7 @@ fn outcome(
     }
 }
 
-/// The records that the last process has written: many, few, none.
+/// Numbers of records that the last process wrote: many, few, none.
 const LAST: [&[usize]; 4] = [&[100, 200, 300], &[2000, 1900, 50], &[10], &[]];
 
 #[test]
@@ -88,7 +87,7 @@ fn any_page_of_a_journal_that_was_closed_in_order_may_go_bad_and_nothing_is_lost
                     }
                 }
             }
-            // Spares, what is behind the last batch, and one of the two slots of the mark.
+            // Spares, bytes after the last batch, and one of the two slots of the mark.
             assert!(
                 exact >= 2 && refused >= 2,
                 "{exact} exact, {refused} refused"
@@ -149,7 +148,7 @@ fn the_newest_segments_are_missed_whether_it_was_closed_or_not() {
     }
 }
 
-/// It is written last, and what it says of the end is of no use without the rest.
+/// Checks the mark: it is written last, and is useless without the rest.
 #[test]
 fn without_the_mark_a_journal_is_refused_and_with_half_of_it_it_is_as_after_a_crash() {
     let (storage, appended) = closed(&roomy(), &[100, 200]);
@@ -179,7 +178,7 @@ fn a_write_after_a_close_takes_the_mark_away_first() {
     user.close().unwrap();
     user.append(200);
     user.write().unwrap();
-    // It was not synced, so it may be gone.
+    // It was not synced, so it may be lost.
     let mut seen = [false; 2];
     for seed in 0..20 {
         let after = storage
@@ -197,7 +196,7 @@ fn a_write_after_a_close_takes_the_mark_away_first() {
     assert_eq!(records, user.appended);
 }
 
-/// What proves the last batch of a quiet journal does not go with it.
+/// Checks that the proof of a quiet journal's last batch is not lost together with the batch.
 #[test]
 fn a_bad_page_of_an_idle_journal_takes_no_batch_and_its_proof() {
     for records in 1..12 {

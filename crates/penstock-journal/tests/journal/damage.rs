@@ -1,5 +1,4 @@
-//! Torn or rotten: what is damaged is harmless, or cut off because nobody was promised it, or
-//! refused; never passed over in silence.
+//! Torn or rotten: damage is harmless, cut off because nothing there was promised, or refused; never ignored.
 
 use penstock_journal::sim::{Rng, SimStorage};
 use penstock_journal::{JournalOptions, OpenError, Storage, fsck};
@@ -8,7 +7,7 @@ use crate::support::{ReplayedRecords, User, golden, is_long_run, recovered, room
 
 const FIRST: &str = "0000000000000001.segment";
 
-/// The segments of a journal, and whether each is the last.
+/// Segments of a journal, and whether each is the last.
 fn segments(storage: &SimStorage) -> Vec<(String, bool)> {
     let mut names = storage.list().unwrap();
     names.retain(|name| name.ends_with(".segment"));
@@ -22,12 +21,12 @@ fn segments(storage: &SimStorage) -> Vec<(String, bool)> {
 #[derive(Debug, PartialEq, Eq)]
 enum OpeningOutcome {
     Exact,
-    /// The last record, which no watermark proves, was cut off, and the report says so.
+    /// The last record, which no watermark proves, was cut off, and the report states it.
     Trimmed,
     Refused,
 }
 
-/// What opening makes of a damaged journal; panics when something passes in silence.
+/// Opens a damaged journal and classifies the outcome; panics when a loss is silent.
 fn outcome(storage: &SimStorage, appended: &ReplayedRecords) -> OpeningOutcome {
     match recovered(storage) {
         Ok((_, records)) if records == *appended => OpeningOutcome::Exact,
@@ -52,7 +51,7 @@ fn every_flipped_bit_is_harmless_cut_off_or_refused() {
     for (file, is_last) in segments(&storage) {
         let whole = storage.contents(&file).unwrap();
         for bit in 0..whole.len() * 8 {
-            // The reserved bytes of a segment's header are all alike.
+            // Reserved bytes of a segment's header are all alike.
             if (100..4092).contains(&(bit / 8)) && bit % 97 != 0 {
                 continue;
             }
@@ -81,8 +80,8 @@ fn a_file_cut_at_any_byte_keeps_a_beginning_or_is_refused() {
             storage.corrupt(&file, whole[..length].to_vec());
             match recovered(&storage) {
                 Ok((_, records)) => {
-                    // By what a file grew while it was in use, a power cut may shorten it; so that
-                    // can't be told from damage, and the records before it are kept.
+                    // A power cut may shorten a file by the bytes it grew while in use. That can't be told from damage,
+                    // and the earlier records are kept.
                     assert!(records.iter().eq(appended.iter().take(records.len())));
                     assert!(records.len() == appended.len() || is_last);
                 }
@@ -93,8 +92,7 @@ fn a_file_cut_at_any_byte_keeps_a_beginning_or_is_refused() {
     }
 }
 
-/// One segment of 64 KB, full of records of many lengths. The last record is synced, but no watermark
-/// proves it.
+/// Makes a segment of 64 KB, full of records of many lengths. The last record is synced, but no watermark proves it.
 fn large_golden() -> (SimStorage, ReplayedRecords) {
     let storage = SimStorage::new();
     let options = JournalOptions {
@@ -118,8 +116,8 @@ fn large_golden() -> (SimStorage, ReplayedRecords) {
     (storage.kill(), appended)
 }
 
-/// Corrupts the golden segment in many ways, and counts the outcomes. So many of the last batches may
-/// lose what proves that they were on disk.
+/// Corrupts the golden segment in many ways, and counts the outcomes. The given number of last batches may lose the
+/// proof that they were on disk.
 fn outcomes_of(
     unproven: usize,
     ways: impl Iterator<Item = u64>,
@@ -140,7 +138,7 @@ fn outcomes_of(
         let outcome = match recovered(&storage) {
             Ok((_, records)) if records == appended => OpeningOutcome::Exact,
             Ok((report, records)) => {
-                // Zeros where the last batch began look as if it had never been written.
+                // Zeros where the last batch began look as if it was never written.
                 let is_told = report.torn_batches > 0
                     || storage.contents(FIRST).unwrap().ends_with(&[0; 4096]);
                 assert!(is_told, "{way}: lost in silence");
@@ -176,7 +174,7 @@ fn a_golden_segment_cut_at_any_byte_is_refused_with_the_place() {
 fn a_golden_segment_that_is_zeros_from_any_byte_on_is_exact_trimmed_or_refused() {
     let step = if is_long_run() { 1 } else { 61 };
     let cuts = (0..64 << 10).step_by(step);
-    // A disk that has forgotten all from some moment on can't be told from a power cut at that moment.
+    // A disk that has lost everything from some moment on can't be told from a power cut at that moment.
     let seen = outcomes_of(16, cuts, |bytes, cut| bytes[cut as usize..].fill(0));
     assert!(seen[1] > 500 && seen[2] > 50, "{seen:?}");
 }
@@ -228,7 +226,7 @@ fn damage_below_the_watermark_is_refused_with_the_place_and_what_to_do() {
     user.write_watermark().unwrap();
     let appended = user.appended.clone();
     let storage = storage.kill();
-    // The last record: without the watermark it would pass for torn.
+    // Last record: without the watermark it would pass for torn.
     let mut bytes = storage.contents(FIRST).unwrap();
     let second_batch = 4096 + 64 * 3;
     bytes[second_batch + 70] ^= 1;

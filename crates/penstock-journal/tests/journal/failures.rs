@@ -1,12 +1,11 @@
-//! A disk that fails: nothing is confirmed after the first error, and the next process finds all
-//! that was confirmed before.
+//! Failing disks: nothing is confirmed after the first error, and the next process finds everything confirmed before.
 
 use penstock_journal::sim::{Fault, Rng, SimStorage};
 use penstock_journal::{OpenError, Storage, StoredFile, WriteError};
 
 use crate::support::{User, recovered, small};
 
-/// What a broker does until its disk fails; whether it did.
+/// Works like a broker until its disk fails; returns whether it did.
 fn work(user: &mut User<SimStorage>) -> Result<(), WriteError> {
     for bytes in [100, 700, 2600, 20, 900, 2600, 300] {
         user.append(bytes);
@@ -29,7 +28,7 @@ fn an_error_at_any_call_is_final_and_costs_nothing_that_was_confirmed() {
             storage.fail_at(storage.calls() + call, fault);
             let mut result = work(&mut user);
             if matches!(result, Err(WriteError::DiskFull { .. })) {
-                // Nothing is lost, and it goes on.
+                // Nothing is lost, and the work continues.
                 result = user.commit();
             }
             if let Err(error) = &result {
@@ -41,7 +40,7 @@ fn an_error_at_any_call_is_final_and_costs_nothing_that_was_confirmed() {
                 let again = user.opened.writer.sync().unwrap_err();
                 assert!(matches!(again, WriteError::AlreadyFailed(_)), "{again}");
             }
-            // Killed, the page cache stays; what it shows must then be true for good.
+            // When a process is killed the page cache stays; what it shows must remain true.
             let mut rng = Rng::new(call ^ 99);
             let storage = storage.kill();
             let (_, records) = recovered(&storage).expect("nothing is damaged");
@@ -71,7 +70,7 @@ fn a_name_that_was_never_synced_is_synced_before_anything_counts_on_it() {
         user.append(940);
         let _failed = user.commit();
         let storage = storage.kill();
-        // The next process sees the name, and loses power at any moment while it opens.
+        // The next process sees the name, and loses power at any moment of its opening.
         for cut in 0..12 {
             for seed in 0..8 {
                 let mut rng = Rng::new(seed);
@@ -121,9 +120,9 @@ fn a_writer_that_failed_says_once_what_failed() {
     );
 }
 
-/// A spare whose sync failed looks whole to the next process: its pages count as clean, though its length
-/// was never on disk, and the sync of the segment that it became wrote none of them. After a power cut the
-/// file was shorter than its header said, and the journal was refused.
+/// Checks a spare whose sync failed in an earlier process. It looks whole to the next one: its pages count as clean,
+/// though its length was never on disk, and the sync of the segment that it became wrote none of them. After a power
+/// cut the file was shorter than its header said, and the journal was refused.
 #[test]
 fn a_spare_whose_sync_failed_in_an_earlier_process_is_filled_again() {
     for seed in 0..64 {

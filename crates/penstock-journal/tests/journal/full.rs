@@ -1,5 +1,5 @@
-//! A full disk: who must stop is said before anything fails, what is accepted is kept, and it goes on
-//! by itself once there is space.
+//! Full disks: work is held back before anything fails, accepted work is kept, and everything continues automatically
+//! once there is space.
 
 use penstock_journal::sim::{Rng, SimStorage};
 use penstock_journal::{JournalOptions, OpenError, Storage, WriteError};
@@ -15,7 +15,7 @@ fn with_reserves() -> JournalOptions {
     }
 }
 
-/// A journal in use, with all its reserves.
+/// Opens a journal in use, with all its reserves.
 fn user_of(storage: &SimStorage) -> User<SimStorage> {
     let mut user = User::open_with(storage, with_reserves()).unwrap();
     user.append_and_commit(900);
@@ -90,7 +90,7 @@ fn a_roll_while_there_is_space_stops_nobody() {
 fn reclaiming_goes_on_with_its_own_reserve_and_lets_all_the_others_go_on() {
     let storage = SimStorage::new();
     let mut user = user_of(&storage);
-    // Half of the first segment lives on, and so does all of the second; the rest is dead.
+    // Half of the first segment is live, and all of the second; the rest is dead.
     for _ in 0..20 {
         user.append_and_commit(900);
     }
@@ -149,7 +149,7 @@ fn a_journal_on_a_full_disk_opens_with_a_spare_and_without_one_says_what_to_do()
 
 const RESERVE: &str = "room.reserve";
 
-/// As on a disk where writing to a file that is there may take room.
+/// Options for a disk on which overwriting a file may take room.
 fn with_room_to_give() -> JournalOptions {
     JournalOptions {
         reserve_bytes: 8192,
@@ -178,7 +178,7 @@ fn a_batch_that_finds_no_room_is_given_the_reserve_and_then_spares_and_new_work_
         (space(&user), user.opened.journal.spares_ready()),
         (Space::NoPublishes, 4)
     );
-    // What it was is not filled at once with the next one: a margin is left.
+    // The next file does not fill the freed room at once: a margin is left.
     user.prepare_spares();
     assert!(!has_reserve(&storage) && storage.used_bytes() < full_bytes);
     for left in (1..4).rev() {
@@ -228,7 +228,7 @@ enum JournalStep {
     Commit,
     Write,
     DropOldest,
-    /// So much space there is, or none.
+    /// Limits the total size of all files.
     Quota(u64),
     Unlimited,
     PowerCut(u64),
@@ -265,7 +265,7 @@ proptest! {
                 JournalStep::Commit => user.commit(),
                 JournalStep::Write => user.write(),
                 JournalStep::DropOldest => {
-                    // The user remembers one drop that is on its way, and not several.
+                    // The test user remembers one pending drop, not several.
                     if user.dropped_before == user.drop_asked_before {
                         user.drop_oldest();
                     }

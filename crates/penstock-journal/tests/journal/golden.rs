@@ -1,5 +1,5 @@
-//! Journals that earlier programs wrote are read exactly, and go on. `examples/make_golden.rs` made
-//! them; what is committed is never made anew.
+//! Journals of earlier programs are read exactly, and can be continued. `examples/make_golden.rs` made them; committed
+//! ones are never made again.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ fn entries(path: &Path) -> Vec<PathBuf> {
     paths
 }
 
-/// Each committed journal, with the format that it is written in.
+/// Returns each committed journal, with its format.
 fn shapes() -> Vec<(u32, PathBuf)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
     let mut shapes = Vec::new();
@@ -25,7 +25,7 @@ fn shapes() -> Vec<(u32, PathBuf)> {
     shapes
 }
 
-/// A copy to work on.
+/// Copies a journal to work on.
 fn copy(shape: &Path) -> tempfile::TempDir {
     let root = tempfile::tempdir().unwrap();
     for file in entries(&shape.join("journal")) {
@@ -34,7 +34,7 @@ fn copy(shape: &Path) -> tempfile::TempDir {
     root
 }
 
-/// What opening a journal shows, as `expected.txt` says it.
+/// Returns what opening a journal shows, in the form of `expected.txt`.
 fn opened(path: &Path) -> Result<String, OpenError> {
     let mut found = String::new();
     let storage = DiskStorage::open(path).unwrap();
@@ -54,7 +54,7 @@ fn opened(path: &Path) -> Result<String, OpenError> {
         "torn batches {}, written again {}\n",
         opened.report.torn_batches, opened.report.rewritten_records
     ));
-    // It is a journal like any other.
+    // It works like any other journal.
     opened.journal.append(opened.next_position, b"more");
     while let Some(batch) = opened.journal.take_batch() {
         opened.writer.write(&batch).unwrap();
@@ -91,7 +91,7 @@ fn golden_journals_of_every_format_are_read_exactly_and_go_on() {
             "{}",
             shape.display()
         );
-        // What was there is there, and what came since.
+        // Old and new records are there.
         let again = opened(root.path()).unwrap();
         let (were, are) = (without_last_line(&expected), without_last_line(&again));
         let new = are.strip_prefix(were).unwrap().trim();

@@ -1,4 +1,4 @@
-//! What the journal promises.
+//! Tests of the journal's promises.
 
 mod closing;
 mod damage;

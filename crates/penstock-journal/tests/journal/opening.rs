@@ -1,4 +1,4 @@
-//! Opening a journal: on any disk, by one process, in a format that it knows.
+//! Opens journals: on any disk, by one process, in a known format.
 
 use penstock_journal::sim::SimStorage;
 use penstock_journal::{DiskStorage, FORMAT_VERSION, NotReplayed, OpenError, fsck};
@@ -77,7 +77,7 @@ fn a_newer_format_or_an_unknown_feature_is_refused_by_name() {
         let storage = storage.fork();
         let mut page = page.clone();
         change(&mut page);
-        // As a newer program would, with the checksum at its place for all formats.
+        // Written as by a newer program, with the checksum at its fixed offset.
         let checksum = crc32c::crc32c(&page[..4092]);
         page[4092..4096].copy_from_slice(&checksum.to_le_bytes());
         storage.corrupt(name, page);

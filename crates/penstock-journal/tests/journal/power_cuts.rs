@@ -1,27 +1,27 @@
-//! Whenever the power is cut, and whatever the disk keeps of what was not synced: all that was
-//! confirmed is there, and of the rest at most the beginning.
+//! Power cuts at any time, with any unsynced changes kept: all confirmed records are there, and of the others at most
+//! the beginning.
 
 use penstock_journal::sim::{Fault, Rng, SimStorage};
 use penstock_journal::{JournalOptions, OpenError, WriteError};
 
 use crate::support::{ReplayedRecords, User, open, roomy, small};
 
-/// One thing that a broker does. All sequences of three are tried, with a close in their midst if at all.
+/// Action of a broker. All sequences of three are tried, some with a close in between.
 #[derive(Clone, Copy, Debug)]
 enum JournalStep {
-    /// One small record, on disk before anything else.
+    /// Appends one small record, on disk before anything else.
     Commit,
-    /// A record that spans batches, and with the small sizes of these tests, segments.
+    /// Appends a record that spans batches and, with these sizes, segments.
     CommitLong,
-    /// Written, as with `durability="os"`, but not synced.
+    /// Appends a written but unsynced record, as with `durability="os"`.
     WriteOnly,
     Watermark,
     DropOldest,
-    /// ... after carrying forward more than one batch can hold.
+    /// Drops the oldest segment, after carrying forward more than one batch can hold.
     CarryAndDrop,
-    /// The process is killed and another takes over.
+    /// Kills the process; another takes over.
     Reopen,
-    /// The process ends in order, and another takes over.
+    /// Closes the journal in order; another process takes over.
     Close,
 }
 
@@ -60,7 +60,7 @@ enum Stopped {
     Open(#[from] OpenError),
 }
 
-/// Ends early when the power does.
+/// Stops early at the power cut.
 fn run(
     user: &mut User<SimStorage>,
     storage: &mut SimStorage,
@@ -108,7 +108,7 @@ fn run(
     Ok(())
 }
 
-/// The number of states that were tried.
+/// Returns the number of states that were tried.
 fn cut_power_everywhere(
     options: &JournalOptions,
     steps: &[JournalStep],
@@ -116,7 +116,7 @@ fn cut_power_everywhere(
     seed: u64,
 ) -> u64 {
     let mut states = 0;
-    // A journal with some history, so that there are segments to drop and ghosts in the spares.
+    // Journal with some history, so that there are segments to drop and ghosts in the spares.
     let begin = || {
         let mut storage = SimStorage::new();
         let mut user = User::open_with(&storage, options.clone()).unwrap();
@@ -150,7 +150,7 @@ fn cut_power_everywhere(
     unreachable!("the workload ends");
 }
 
-/// A second cut, at every call of the opening that follows the first.
+/// Cuts the power a second time, at every call of the opening after the first cut.
 fn cut_power_while_opening(user: &User<SimStorage>, storage: &SimStorage, rng: &mut Rng) {
     let found = storage.fork().crash(rng);
     for cut in 0.. {
@@ -170,7 +170,7 @@ fn cut_power_while_opening(user: &User<SimStorage>, storage: &SimStorage, rng: &
     }
 }
 
-/// Once opened, the journal may be served: nothing that it showed may be lost in the next cut.
+/// Checks that an opened journal may be served: no record that it showed is lost in the next cut.
 fn what_was_shown_stays(
     before: &User<SimStorage>,
     storage: &SimStorage,
@@ -181,7 +181,7 @@ fn what_was_shown_stays(
     let options = before.options.clone();
     let mut user = User::open_with(&storage, options.clone()).expect("nothing is damaged");
     assert_eq!(user.appended, *shown);
-    // And goes on as any other: ghosts of what was cut off stay away.
+    // It continues like any other journal: ghosts of the cut-off part don't return.
     run(
         &mut user,
         &mut storage,

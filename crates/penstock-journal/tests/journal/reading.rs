@@ -1,5 +1,5 @@
-//! Single records are read back while the journal goes on: the very bytes, or word that they are gone
-//! or damaged; never anything else.
+//! Single records are read back while the journal continues: their exact bytes, or an error that they are gone or
+//! damaged; never anything else.
 
 use std::io;
 use std::ops::Range;
@@ -11,7 +11,7 @@ use proptest::prelude::*;
 
 use crate::support::{User, roomy, small};
 
-/// Reads what a user's journal should hold, some of it in pieces.
+/// Reads the records that a user's journal should hold, some of them in pieces.
 fn reads_all<S: Storage>(user: &User<S>, reader: &mut JournalReader<S>, rng: &mut Rng) {
     for (&position, record) in &user.appended {
         if position < user.drop_asked_before || position > user.confirmed {
@@ -122,7 +122,7 @@ fn what_is_asked_of_a_segment_that_was_dropped_meanwhile_is_gone() {
     user.drop_oldest();
     user.commit().unwrap();
     assert!(matches!(reader.read(&at), Err(ReadError::Gone)));
-    // Its file is another segment by now.
+    // Its file is another segment now.
     for _ in 0..4 {
         user.append_and_commit(900);
     }
@@ -131,7 +131,7 @@ fn what_is_asked_of_a_segment_that_was_dropped_meanwhile_is_gone() {
 
 type Happening = Box<dyn FnOnce() + Send>;
 
-/// A disk on which something happens right before a file is read, or in the midst of it.
+/// Disk on which something happens right before or during a read.
 #[derive(Clone)]
 struct Racing {
     disk: SimStorage,
@@ -203,7 +203,7 @@ impl StoredFile for RacingFile {
 
 #[test]
 fn a_segment_that_is_written_over_while_it_is_read_is_gone_and_not_mixed() {
-    // One after another, so many new records come while the file is open.
+    // Reads one after another, so that many new records arrive while the file is open.
     for commits in 0..8 {
         let storage = Racing {
             disk: SimStorage::new(),

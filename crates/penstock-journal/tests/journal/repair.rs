@@ -1,4 +1,4 @@
-//! A repair keeps all that is sound, lists what is gone, and keeps the damaged files.
+//! Repairs keep all sound records, list the lost ones, and keep the damaged files.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use crate::support::{ReplayedRecords, User, is_long_run, recovered, roomy, small};
 
-/// In memory where there is such a place: these tests write thousands of small files.
+/// Uses a directory in memory if there is one: these tests write thousands of small files.
 fn directory() -> TempDir {
     let shared_memory = Path::new("/dev/shm");
     match shared_memory.is_dir() {
@@ -23,7 +23,7 @@ fn storage(directory: &TempDir) -> DiskStorage {
     DiskStorage::open(directory.path()).unwrap()
 }
 
-/// A journal of a few segments that was closed in order; its files, and what it holds.
+/// Makes a journal of a few segments that was closed in order; returns its files and its records.
 fn golden() -> (TempDir, Files, ReplayedRecords) {
     let root = directory();
     let mut user = User::open(&storage(&root)).unwrap();
@@ -47,7 +47,7 @@ fn golden() -> (TempDir, Files, ReplayedRecords) {
 
 impl User<DiskStorage> {
     fn reopen_in(&mut self, root: &TempDir) {
-        // The lock goes with the old one.
+        // The lock goes with the old directory.
         let other = directory();
         self.reopen(&storage(&other)).unwrap();
         self.reopen(&storage(root)).unwrap();
@@ -76,8 +76,7 @@ fn put(files: &Files) -> TempDir {
     root
 }
 
-/// Repairs these files, and checks what must hold however they were damaged. `None`: there was no
-/// damage that matters.
+/// Repairs these files, and checks what must hold after any damage. `None`: no damage matters.
 fn check(damaged: &Files, appended: &ReplayedRecords) -> Option<(RepairReport, Vec<Vec<u8>>)> {
     let root = put(damaged);
     let refused = match recovered(&storage(&root)) {
@@ -98,7 +97,7 @@ fn check(damaged: &Files, appended: &ReplayedRecords) -> Option<(RepairReport, V
     let kept: Vec<Vec<u8>> = records.into_values().collect();
     assert_eq!(report.records, kept.len() as u64);
 
-    // All of it was there, and in this order.
+    // All records were in it, in this order.
     let mut originals = appended.values();
     for record in &kept {
         assert!(originals.any(|original| original == record), "made up");
@@ -110,7 +109,7 @@ fn check(damaged: &Files, appended: &ReplayedRecords) -> Option<(RepairReport, V
         let told = report.torn_batches > 0 || report.lost.iter().any(|lost| lost.is_open_ended);
         assert!(told, "lost in silence: {report:?}");
     }
-    // Every damaged file is where the report says, as it was.
+    // Every damaged file is at the reported location, unchanged.
     let aside = report.damaged_files.clone().unwrap();
     let segments = |files: Files| -> Files {
         let is_segment = |name: &String| name.ends_with(".segment");
@@ -120,7 +119,7 @@ fn check(damaged: &Files, appended: &ReplayedRecords) -> Option<(RepairReport, V
             .collect()
     };
     assert_eq!(segments(files(&aside)), segments(damaged.clone()));
-    // And it can be worked with.
+    // The journal can be used.
     let mut user = User::open(&storage(&root)).unwrap();
     user.append_and_commit(900);
     user.append_and_commit(900);
@@ -137,7 +136,7 @@ fn one_rotten_record_costs_that_record_and_is_named_with_its_place() {
     let (_root, files, appended) = golden();
     let mut damaged = files.clone();
     let first = segment_names(&files).remove(0);
-    // The second record of the first batch: its batch and record headers are good.
+    // Second record of the first batch: its batch and record headers are good.
     let at = 4096 + 64 + 16 + 100 + 16 + 50;
     damaged.get_mut(&first).unwrap()[at] ^= 4;
     let (report, kept) = check(&damaged, &appended).expect("it is damaged");
@@ -261,7 +260,7 @@ fn whatever_is_flipped_zeroed_cut_or_removed_a_repair_keeps_what_is_sound() {
                 _ => {}
             }
         }
-        // Without any header nothing tells whose batches these are.
+        // Without any header nothing identifies these batches.
         let headers = damaged.iter().filter(|(name, bytes)| {
             let good = whole[*name].get(..4096);
             name.ends_with(".segment") && bytes.get(..4096) == good
@@ -301,7 +300,7 @@ fn a_sound_journal_is_not_touched_by_a_repair() {
     assert!(names.iter().all(|name| !name.starts_with("damaged")));
 }
 
-/// By a restored backup, or by hand. Nothing in them is damaged.
+/// Checks names swapped by a restored backup, or by hand. Nothing in the files is damaged.
 #[test]
 fn segments_that_have_each_others_names_get_their_own_back_and_nothing_is_lost() {
     let (_, original, appended) = golden();
@@ -329,7 +328,7 @@ fn segments_that_have_each_others_names_get_their_own_back_and_nothing_is_lost()
         assert_eq!(recovered(&storage(&root)).unwrap().1, appended);
     }
 
-    // Beside real damage they are put back first, and only what is damaged is lost.
+    // Next to real damage the names are restored first, and only damaged records are lost.
     let mut files_then = original.clone();
     moved(&mut files_then, &[1, 0]);
     let last = files_then.get_mut(names.last().unwrap()).unwrap();
@@ -342,7 +341,7 @@ fn segments_that_have_each_others_names_get_their_own_back_and_nothing_is_lost()
     let (without, _) = check(&only_damaged, &appended).expect("it is damaged");
     assert_eq!(report.records, without.records);
 
-    // A copy under another's name is not put back: it would take the place of one that is missing.
+    // A copy under another name is not renamed: it would replace a missing segment.
     let mut files_then = original.clone();
     moved(&mut files_then, &[1, 1]);
     let (report, _) = check(&files_then, &appended).expect("a segment is missing");

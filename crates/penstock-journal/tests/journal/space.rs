@@ -1,4 +1,4 @@
-//! Segments: how they follow each other, are dropped, and written again.
+//! Segments: how they follow each other, are dropped, and reused.
 
 use penstock_journal::sim::SimStorage;
 use penstock_journal::{JournalOptions, Storage, fsck};
@@ -21,7 +21,7 @@ fn a_journal_as_large_as_it_gets_is_taken_over_and_goes_on() {
     for bytes in 0..400 {
         user.append_and_commit(bytes);
     }
-    // In the midst of a batch that was only written.
+    // Stops inside a batch that was written but not synced.
     user.append(900);
     user.write().unwrap();
     let appended = user.appended.clone();
@@ -67,7 +67,7 @@ fn reclaiming_what_is_all_live_ends_after_one_pass() {
     for _ in 0..40 {
         user.append_and_commit(900);
     }
-    // All of it is live, but the core believes that it takes next to nothing.
+    // All of it is live, but the core reports next to nothing.
     let live = 40;
     let mut passes = 0;
     while user.opened.journal.reclaim_due(10) {
@@ -91,7 +91,7 @@ fn reclaiming_what_is_all_live_ends_after_one_pass() {
     assert!(user.opened.journal.reclaim_due(10), "until enough is new");
 }
 
-/// Drops the oldest segments for as long as that is due.
+/// Drops the oldest segments as long as that is due.
 fn reclaim(user: &mut User<SimStorage>, live_bytes: u64) {
     while user.opened.journal.reclaim_due(live_bytes) {
         user.drop_oldest();
@@ -124,7 +124,7 @@ fn what_was_carried_forward_and_goes_before_the_pass_is_over_is_reclaimed() {
     for _ in 0..100 {
         user.append_and_commit(900);
     }
-    // All is carried forward, though but a third is said to be live; then it goes, with the last segment.
+    // Everything is carried forward although only a third is reported live; then the last segment is dropped.
     let live_bytes = user.opened.journal.total_bytes() / 3;
     let through = user.opened.next_position;
     while user.opened.journal.reclaim_due(live_bytes) {
@@ -197,7 +197,7 @@ fn a_long_record_that_was_never_finished_may_lose_its_beginning_to_a_drop() {
     }
     user.opened.writer.sync().unwrap();
     let storage = storage.kill();
-    // ... and the next one drops the first, then dies as well.
+    // ... and the next one drops the first segment, then dies as well.
     let mut user = User::open(&storage).unwrap();
     user.append_and_commit(10);
     user.drop_oldest();

@@ -1,5 +1,4 @@
-//! What the tests of the journal share: a small journal, and a person who remembers what was
-//! promised.
+//! Shared support of the journal's tests: a small journal, and a user who remembers its promises.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +19,7 @@ pub fn small() -> JournalOptions {
     }
 }
 
-/// Sizes at which several batches, and what proves them, fit into a segment.
+/// Sizes at which several batches, and their proofs, fit into a segment.
 pub fn roomy() -> JournalOptions {
     JournalOptions {
         segment_bytes: 5 * 4096,
@@ -29,7 +28,7 @@ pub fn roomy() -> JournalOptions {
     }
 }
 
-/// What a journal showed when it was opened, by position.
+/// Records that a journal showed when it was opened, by position.
 pub type ReplayedRecords = BTreeMap<u64, Vec<u8>>;
 
 pub fn open<S: Storage>(
@@ -44,26 +43,26 @@ pub fn open<S: Storage>(
     Ok((opened, records))
 }
 
-/// What opening finds, without the means to write.
+/// Returns what opening finds, without the means to write.
 pub fn recovered<S: Storage>(storage: &S) -> Result<(RecoveryReport, ReplayedRecords), OpenError> {
     open(storage, small()).map(|(opened, records)| (opened.report, records))
 }
 
-/// One who uses a journal and remembers what it promised.
+/// User of a journal who remembers its promises.
 pub struct User<S: Storage> {
     pub opened: OpenedJournal<S>,
     pub options: JournalOptions,
-    /// What was appended last at each position.
+    /// Last appended record of each position.
     pub appended: ReplayedRecords,
-    /// All up to this position is synced; anybody may have been told.
+    /// Last position that is synced and may have been confirmed.
     pub confirmed: u64,
-    /// The first position that must still be there, and the first that may be the first.
+    /// First position that must still be there, and the lowest that may be the first.
     pub dropped_before: u64,
     pub drop_asked_before: u64,
-    /// What had been appended when the drop was asked for: without it, nothing may be dropped.
+    /// Last position appended when the drop was requested: nothing may be dropped without it.
     carried_through: u64,
     distinct: u64,
-    /// A full disk did not take it yet.
+    /// Batch that a full disk has not accepted yet.
     unwritten: Option<Batch>,
 }
 
@@ -92,7 +91,7 @@ impl<S: Storage> User<S> {
         Ok(user)
     }
 
-    /// What an opening shows may be served at once, so nothing of it may be taken back.
+    /// Counts the records of an opening as confirmed: they may be served at once, so none may be taken back.
     fn takes_for_granted(&mut self, first: u64, records: ReplayedRecords) {
         self.confirmed = self.opened.next_position - 1;
         self.dropped_before = first;
@@ -100,7 +99,7 @@ impl<S: Storage> User<S> {
         self.appended = records;
     }
 
-    /// Another process takes over; the lock of this one must be gone.
+    /// Lets another process take over; this one's lock must be released.
     pub fn reopen(&mut self, storage: &S) -> Result<(), OpenError> {
         let (distinct, options) = (self.distinct, self.options.clone());
         *self = Self::open_with(storage, options)?;
@@ -108,7 +107,7 @@ impl<S: Storage> User<S> {
         Ok(())
     }
 
-    /// Appends a record unlike any before.
+    /// Appends a record unlike all earlier ones.
     pub fn append(&mut self, bytes: usize) -> u64 {
         self.distinct += 1;
         let position = self.opened.next_position;
@@ -141,13 +140,13 @@ impl<S: Storage> User<S> {
         Ok(())
     }
 
-    /// As another thread would.
+    /// Works as another thread would.
     pub fn prepare_spares(&self) {
         let spares = self.opened.writer.spares();
         while spares.wanted() && spares.prepare().is_ok() {}
     }
 
-    /// Writes and syncs all that waits.
+    /// Writes and syncs all waiting records.
     pub fn commit(&mut self) -> Result<(), WriteError> {
         self.write()?;
         self.opened.writer.sync()?;
@@ -177,7 +176,7 @@ impl<S: Storage> User<S> {
         }
     }
 
-    /// As a broker that ends in order.
+    /// Closes like a broker that stops in order.
     pub fn close(&mut self) -> Result<(), WriteError> {
         self.commit()?;
         self.write_watermark()?;
@@ -192,8 +191,8 @@ impl<S: Storage> User<S> {
         }
     }
 
-    /// Whether `found` keeps every promise: all that was confirmed, in full and unchanged, and of
-    /// the rest nothing but the beginning.
+    /// Checks that `found` keeps every promise: all confirmed records, complete and unchanged, and of the others only
+    /// the beginning.
     #[track_caller]
     pub fn expects(&self, found: &ReplayedRecords) {
         let first = found.first_key_value().map(|(first, _)| *first);
@@ -238,7 +237,7 @@ impl<S: Storage> User<S> {
     }
 }
 
-/// A journal of a few segments. The last record is synced, but no watermark proves it.
+/// Makes a journal of a few segments. The last record is synced, but no watermark proves it.
 pub fn golden() -> (SimStorage, ReplayedRecords) {
     let storage = SimStorage::new();
     let mut user = User::open(&storage).unwrap();
@@ -249,7 +248,7 @@ pub fn golden() -> (SimStorage, ReplayedRecords) {
     (storage.kill(), appended)
 }
 
-/// `make rot` asks for all there is; else a test takes a second.
+/// Whether to run everything, as `make rot` does; otherwise a test takes a second.
 pub fn is_long_run() -> bool {
     std::env::var_os("PENSTOCK_LONG").is_some()
 }

@@ -1,4 +1,4 @@
-//! The status comes in pages, so that no answer is larger than a frame, however many names there are.
+//! Status in pages, so that no answer exceeds a frame, however many names there are.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ use penstock_wire::proto::{ToBroker, ToClient};
 
 use crate::world::*;
 
-/// A page and some room for the rest of a frame.
+/// Maximum size of a page, with some room for the rest of the frame.
 const MOST_BYTES: usize = (1 << 20) + 4096;
 
 /// Asks for one page, as a client does.
@@ -65,7 +65,7 @@ fn serve(queues: &[&String], add_credit: u32) -> ToBroker {
 fn ninety_thousand_long_names_are_told_page_by_page_and_one_queue_by_its_name() {
     let mut world = EngineWorld::new();
     let client = world.join(1);
-    // Not in the order in which they are told.
+    // Sent in another order than listed.
     let name = |number: u32| format!("{:05}{:x<244}", number * 7_919 % 90_000, "");
     let names: Vec<String> = (0..90_000).map(name).collect();
     make_queues(&mut world, client, &names);
@@ -79,7 +79,7 @@ fn ninety_thousand_long_names_are_told_page_by_page_and_one_queue_by_its_name() 
     assert_eq!(status.clients, 1);
     assert_eq!(status.process.pid, 42);
 
-    // As `purge`, `limit` and a burst ask. A name that is given twice is one queue.
+    // Asked like `purge`, `limit` and a burst. A repeated name is one queue.
     let unknown = "no such queue".to_owned();
     let some = vec![
         names[3].clone(),
@@ -99,7 +99,7 @@ fn ninety_thousand_long_names_are_told_page_by_page_and_one_queue_by_its_name() 
     assert_eq!(told, expected);
     assert_eq!(found.next, None);
 
-    // As `stop` asks.
+    // Asked like `stop`.
     let first = page(&mut world, client, StatusQuery::first(1));
     assert_eq!(first.status.queues.len(), 1);
     assert_eq!(
@@ -166,12 +166,13 @@ fn workers_that_serve_a_thousand_long_names_each_are_told_page_by_page_too() {
             .iter()
             .all(|worker| worker.queues.len() == 1_024)
     );
-    // All queues that one worker may serve are told at once.
+    // All queues that one worker may serve fit into one answer.
     let own = page(&mut world, client, StatusQuery::of_queues(names));
     assert_eq!((own.status.queues.len(), own.next), (1_024, None));
 }
 
-/// A worker would take such a queue for an empty one: nothing waits, and nothing has come.
+/// Checks leases of unread bodies: a worker would take such a queue for an empty one, since nothing waits and nothing
+/// has come.
 #[test]
 fn a_job_whose_body_is_still_being_read_counts_as_a_lease_of_who_asks() {
     let mut world = EngineWorld::with(SimStorage::new(), |options| {
@@ -184,7 +185,7 @@ fn a_job_whose_body_is_still_being_read_counts_as_a_lease_of_who_asks() {
 
     let worker = world.join(2);
     world.send(worker, &consume(10));
-    // Everything but the reading.
+    // Does everything but the reading.
     while let Some(task) = world.take_task() {
         world.carry_out(&task);
     }
@@ -248,7 +249,7 @@ fn what_is_ready_for_a_worker_are_the_jobs_that_it_can_run() {
         page(&mut world, worker, StatusQuery::first(1)).own_ready
     };
     assert_eq!(serve_as(0, &["a", "x"]), 1);
-    // Those that both can run count once.
+    // Jobs that both can run count once.
     assert_eq!(serve_as(1, &["a", "b"]), 3);
     assert_eq!(serve_as(0, &[]), 3);
     let own_ready =

@@ -1,5 +1,4 @@
-//! What clients can do who mean no good, or are just broken: each is told why it is sent away, and
-//! costs the others nothing.
+//! Malicious and broken clients: each is told why it is disconnected, and costs the others nothing.
 
 use bytes::{Bytes, BytesMut};
 use penstock_journal::sim::SimStorage;
@@ -123,7 +122,7 @@ fn every_kind_of_frame_is_refused_before_the_hello() {
         assert_eq!(world.engine.broker().live_bytes(), 0);
         assert!(!world.engine.stop_requested());
 
-        // Nor is it heard beside a hello with a wrong token.
+        // Nor is it handled next to a hello with a wrong token.
         let client = world.connect(Peer::MustShowToken);
         let hello = Some(proto::Hello {
             token: Bytes::from_static(b"guess"),
@@ -217,7 +216,7 @@ fn a_client_that_asks_and_never_listens_is_not_heard_any_further_and_then_let_go
     let mut world = EngineWorld::new();
     let asker = world.join(1);
     let publisher = world.join(2);
-    // So that each answer is long.
+    // Makes each answer long.
     for number in 0..200_u8 {
         let queue = format!("{number:->250}");
         let pause = penstock_message::Tx::from(vec![penstock_message::Op::Pause { queue }]);
@@ -236,13 +235,13 @@ fn a_client_that_asks_and_never_listens_is_not_heard_any_further_and_then_let_go
     assert!(most < (4 << 20) + one_frame_of_answers, "{most} bytes wait");
     assert!(!world.engine.may_read(asker.conn));
 
-    // What it has said is heard when it listens.
+    // Its frames are handled once it receives again.
     world.stuff(asker, false);
     world.settle();
     assert!(world.engine.may_read(asker.conn));
     assert_eq!(world.confirmed(asker).answers.len(), 10 * 50);
 
-    // One that never does is let go, as one of which nothing is heard.
+    // A client that never does is disconnected, like a silent one.
     world.stuff(asker, true);
     for _ in 0..3 {
         world.send(asker, &queries(50, &Query::Status(StatusQuery::default())));
@@ -361,7 +360,7 @@ fn a_thousand_quiet_connections_are_each_told_that_we_live() {
 
 #[test]
 fn absurd_values_end_the_connection_or_are_refused_and_nothing_else_happens() {
-    // (what is sent, what the farewell says; `None`: the connection goes on)
+    // (sent bytes, the reason for closing; `None`: the connection continues)
     type Case = (ToBroker, Option<&'static str>);
     let pieces = |txs: Vec<proto::Tx>, first_seq, durability, part| ToBroker {
         commits: vec![proto::Commit {
@@ -411,7 +410,7 @@ fn absurd_values_end_the_connection_or_are_refused_and_nothing_else_happens() {
                 0,
                 0,
             ),
-            // Refused by itself, as an operation of a later version.
+            // Refused separately, like an operation of a later version.
             None,
         ),
         (hello_frame(2), Some("a second hello")),
@@ -475,7 +474,7 @@ fn credit_can_be_given_without_end() {
 
 #[test]
 fn any_bytes_before_or_after_a_hello_end_one_connection_with_a_reason() {
-    // xorshift64*, so that the same bytes come each time.
+    // xorshift64*, so that every run has the same bytes.
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut random = move || {
         state ^= state >> 12;
@@ -496,13 +495,13 @@ fn any_bytes_before_or_after_a_hello_end_one_connection_with_a_reason() {
         }
         let from = bytes.len();
         match round % 3 {
-            // A frame of noise with a true length.
+            // Frame of noise with a correct length.
             0 => {
                 let length = random() as usize % 300;
                 bytes.extend_from_slice(&(length as u32).to_le_bytes());
                 bytes.extend((0..length).map(|_| random() as u8));
             }
-            // A valid one with some bytes changed.
+            // Valid frame with some bytes changed.
             1 => {
                 bytes.extend_from_slice(&valid);
                 for _ in 0..=random() % 4 {

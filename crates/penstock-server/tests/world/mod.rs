@@ -1,5 +1,4 @@
-//! An engine on a simulated disk, and clients that speak the protocol to it. Time passes when a test
-//! says so.
+//! Engine on a simulated disk, and clients that speak the protocol with it. Time passes only when a test moves it.
 
 use std::collections::BTreeMap;
 
@@ -28,11 +27,11 @@ pub struct EngineWorld {
 struct FrameInbox {
     bytes: Vec<u8>,
     closed: bool,
-    /// The client takes nothing in.
+    /// Whether the client stops receiving.
     stuffed: bool,
 }
 
-/// The other end of a connection.
+/// Client's end of a connection.
 #[derive(Clone, Copy, Debug)]
 pub struct EngineClient {
     pub conn: ConnId,
@@ -47,7 +46,7 @@ impl EngineWorld {
         Self::open(disk, adjust).expect("the journal opens")
     }
 
-    /// `None`: the journal can't be opened.
+    /// Opens an engine on this disk; `None`: the journal can't be opened.
     pub fn open(disk: SimStorage, adjust: impl FnOnce(&mut EngineOptions)) -> Option<Self> {
         let mut options = EngineOptions {
             broker: BrokerOptions::default(),
@@ -112,7 +111,7 @@ impl EngineWorld {
         self.inboxes.remove(&client.conn.0);
     }
 
-    /// From now on the client takes nothing in (or takes all that waits).
+    /// Makes the client stop receiving, or receive everything that waits.
     pub fn stuff(&mut self, client: EngineClient, stuffed: bool) {
         self.inboxes
             .get_mut(&client.conn.0)
@@ -198,7 +197,7 @@ impl EngineWorld {
         self.engine.transmitted(self.now, conn, bytes.len());
     }
 
-    /// What the client has been told since it last listened.
+    /// Returns the frames that the client has received since the last call.
     pub fn hear(&mut self, client: EngineClient) -> Vec<ToClient> {
         let inbox = self.inboxes.get_mut(&client.conn.0).expect("it is there");
         let mut decoder = Decoder::<ToClient>::new(MAX_FRAME_BYTES);
@@ -218,7 +217,7 @@ impl EngineWorld {
         self.inboxes[&client.conn.0].closed
     }
 
-    /// The reason that the connection was closed with.
+    /// Returns the reason with which the connection was closed.
     pub fn farewell(&mut self, client: EngineClient) -> (proto::close::Why, String) {
         self.settle();
         assert!(self.is_closed(client), "the connection stands");
@@ -243,7 +242,7 @@ impl EngineWorld {
     }
 }
 
-/// What a client has heard, in nouns.
+/// Received frames, as nouns.
 #[derive(Debug, Default)]
 pub struct Confirmed {
     pub through: Option<u64>,
