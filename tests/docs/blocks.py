@@ -1,4 +1,4 @@
-"""What of a Markdown page can run."""
+"""Finds the code blocks of a Markdown page that can run."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def split(paragraph: str, line: int) -> list[Sentence]:
 
 
 def proofs(text: str) -> dict[str, list[Proof]]:
-    """What each footnote names."""
+    """Return the tests that each footnote names."""
     found = {}
     for note, named in re.findall(FOOTNOTE, text, re.MULTILINE):
         found[note] = [Proof(path, name) for path, name in re.findall(r"`([\w./-]+)::(\w+)`", named)]
@@ -111,7 +111,7 @@ def proofs(text: str) -> dict[str, list[Proof]]:
 
 
 def passed(ran: Path = RAN) -> set[str]:
-    """What `make test` saw pass: pytest's node ids, and Rust tests as binary::module::name."""
+    """Return the tests that passed in `make test`: pytest's node ids, and Rust tests as binary::module::name."""
     names = {line for line in (ran / "python.txt").read_text().splitlines() if not line.startswith(SKIPPED)}
     if re.search(r"^\d+ seeds, \d+ steps", (ran / "simulate.txt").read_text(), re.MULTILINE):
         names.add(SIMULATOR)

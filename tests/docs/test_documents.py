@@ -43,7 +43,7 @@ def test_the_commands_of_a_page_exist(project, page):
 
 
 def commands(text: str) -> list[str]:
-    """What follows `penstock` on lines of their own, in files of services, and in lists of words."""
+    """Find the arguments of `penstock` on lines of their own, in unit files, and in lists of words."""
     lines = r"^(?:    |\$ )?(?:\w+=\S+ )*penstock (?=\w+\b)([^\n#>|]*)|^ExecStart=\S*/penstock (.*)$"
     found = [typed or started for typed, started in re.findall(lines, text, re.MULTILINE)]
     found += [words.replace(",", " ") for words in re.findall(r"\[\"?penstock\"?, ([^\]]*)\]", text)]
