@@ -16,7 +16,7 @@ mod progress;
 mod queues;
 mod relay;
 mod replaced;
-mod revivals;
+mod retried_groups;
 mod schedules;
 mod schedules_at_random;
 mod script;
