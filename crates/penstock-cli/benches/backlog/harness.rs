@@ -26,13 +26,13 @@ const PATIENCE: Duration = Duration::from_secs(600);
 const QUEUE: &str = "backlog";
 
 /// Broker, with the directory of its journal.
-pub struct Broker {
+pub struct BenchBroker {
     directory: TempDir,
     process: Option<Child>,
     started: Instant,
 }
 
-impl Drop for Broker {
+impl Drop for BenchBroker {
     fn drop(&mut self) {
         if let Some(mut process) = self.process.take() {
             let _gone = process.kill();
@@ -41,7 +41,7 @@ impl Drop for Broker {
     }
 }
 
-impl Broker {
+impl BenchBroker {
     pub fn start() -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         let mut broker = Self {
@@ -84,8 +84,8 @@ impl Broker {
         format!("unix:{}", self.directory.path().join("socket").display())
     }
 
-    pub fn client(&self) -> Client {
-        Client {
+    pub fn client(&self) -> BenchClient {
+        BenchClient {
             driver: connect(DriverConfig::new(self.url())).expect("a driver"),
             ids: Ids::default(),
         }
@@ -128,13 +128,13 @@ impl Broker {
 
 /// Speed of an activity, and its cost to the broker.
 #[derive(Clone, Copy, Debug)]
-pub struct Pace {
+pub struct BenchPace {
     pub jobs: u64,
     pub took: Duration,
     pub cpu: Duration,
 }
 
-impl Pace {
+impl BenchPace {
     pub fn per_second(&self) -> f64 {
         self.jobs as f64 / self.took.as_secs_f64()
     }
@@ -145,22 +145,22 @@ impl Pace {
 }
 
 /// Measures the time of `work` for this many jobs.
-pub fn pace(broker: &Broker, jobs: u64, work: impl FnOnce()) -> Pace {
+pub fn pace(broker: &BenchBroker, jobs: u64, work: impl FnOnce()) -> BenchPace {
     let (cpu, begun) = (broker.cpu(), Instant::now());
     work();
-    Pace {
+    BenchPace {
         jobs,
         took: begun.elapsed(),
         cpu: broker.cpu() - cpu,
     }
 }
 
-pub struct Client {
+pub struct BenchClient {
     driver: Arc<dyn Driver>,
     ids: Ids,
 }
 
-impl Client {
+impl BenchClient {
     /// Enqueues jobs, numbered from 0; all are on disk when this returns.
     pub fn enqueue(
         &mut self,

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use bytes::Bytes;
-use harness::{Broker, Pace, pace};
+use harness::{BenchBroker, BenchPace, pace};
 use penstock_message::Due;
 
 const BODY_BYTES: usize = 100;
@@ -19,12 +19,12 @@ fn body(_job: u64) -> Bytes {
 
 /// Goals and measurements.
 #[derive(Default)]
-struct Table {
+struct GoalTable {
     rows: Vec<[String; 3]>,
     missed: u32,
 }
 
-impl Table {
+impl GoalTable {
     fn add(&mut self, what: &str, found: String, bound: &str, holds: bool) {
         let bound = match (bound, holds) {
             ("", _) => String::new(),
@@ -36,12 +36,12 @@ impl Table {
         self.rows.push([what.to_owned(), found, bound]);
     }
 
-    fn rate(&mut self, what: &str, pace: &Pace) {
+    fn rate(&mut self, what: &str, pace: &BenchPace) {
         let found = format!("{:.0}/s, {:.2} µs CPU", pace.per_second(), pace.cpu_us());
         self.add(what, found, "", true);
     }
 
-    fn beside(&mut self, what: &str, pace: &Pace, empty: &Pace) {
+    fn beside(&mut self, what: &str, pace: &BenchPace, empty: &BenchPace) {
         let ratio = pace.per_second() / empty.per_second();
         let found = format!(
             "{:.0}/s, {:.2} µs CPU, {:.0} %",
@@ -65,7 +65,7 @@ impl Table {
 fn main() -> ExitCode {
     let wanted = std::env::var("BACKLOG_JOBS").ok();
     let jobs = wanted.map_or(10_000_000, |jobs| jobs.parse().expect("a number of jobs"));
-    let mut table = Table::default();
+    let mut table = GoalTable::default();
     backlog(&mut table, jobs);
     delayed(&mut table, jobs / 10);
     keys(&mut table, jobs / 10);
@@ -82,8 +82,8 @@ fn main() -> ExitCode {
     }
 }
 
-fn backlog(table: &mut Table, jobs: u64) {
-    let mut broker = Broker::start();
+fn backlog(table: &mut GoalTable, jobs: u64) {
+    let mut broker = BenchBroker::start();
     let mut client = broker.client();
     let few = (jobs / 20).clamp(1_000, 500_000);
     // The first round creates files and buffers. The others show what an empty broker does; their median
@@ -138,8 +138,8 @@ fn backlog(table: &mut Table, jobs: u64) {
     client.close();
 }
 
-fn delayed(table: &mut Table, jobs: u64) {
-    let mut broker = Broker::start();
+fn delayed(table: &mut GoalTable, jobs: u64) {
+    let mut broker = BenchBroker::start();
     let mut client = broker.client();
     // In random order. The first are due once all are enqueued and the restart is over.
     let due = |job: u64| Some(Due::AfterMs(30_000 + job * 7919 % 20_000));
@@ -178,8 +178,8 @@ fn delayed(table: &mut Table, jobs: u64) {
     client.close();
 }
 
-fn keys(table: &mut Table, keys: u64) {
-    let broker = Broker::start();
+fn keys(table: &mut GoalTable, keys: u64) {
+    let broker = BenchBroker::start();
     let mut client = broker.client();
     client.put(keys, BODY_BYTES, 30_000);
     let bytes = broker.resident_bytes();

@@ -8,7 +8,7 @@ mod harness;
 use std::time::Duration;
 
 use bytes::Bytes;
-use harness::{Broker, Pace, pace};
+use harness::{BenchBroker, BenchPace, pace};
 
 const JOBS: u64 = 300_000;
 const FEW: u64 = 20_000;
@@ -27,7 +27,7 @@ fn number(body: &[u8]) -> u64 {
     u64::from_le_bytes(*body.first_chunk().expect("eight bytes"))
 }
 
-fn least(rounds: impl Iterator<Item = Pace>) -> Pace {
+fn least(rounds: impl Iterator<Item = BenchPace>) -> BenchPace {
     rounds
         .min_by_key(|pace| pace.cpu)
         .expect("some rounds were measured")
@@ -35,7 +35,7 @@ fn least(rounds: impl Iterator<Item = Pace>) -> Pace {
 
 #[test]
 fn a_long_backlog_is_small_outlives_its_broker_in_order_and_leaves_nothing_behind() {
-    let mut broker = Broker::start();
+    let mut broker = BenchBroker::start();
     let mut client = broker.client();
     // The first round creates files and buffers.
     client.enqueue(FEW, numbered, |_| None);

@@ -64,12 +64,12 @@ impl Drop for SmallDisk {
 }
 
 /// Counts the outcomes of one client's calls, made one after the other.
-struct Client {
+struct CallingClient {
     driver: Arc<dyn Driver>,
     numbers: u128,
 }
 
-impl Client {
+impl CallingClient {
     fn of(socket: &Path) -> Self {
         let url = format!("unix:{}", socket.display());
         Self {
@@ -178,10 +178,10 @@ fn fail_all(body: &Bytes) {
         .arg(disk.0.join("data"))
         .arg("--listen")
         .arg(format!("unix:{}", socket.display()));
-    let mut server = Running::start(&mut command);
+    let mut server = RunningProgram::start(&mut command);
     server.said("listening on");
 
-    let mut client = Client::of(&socket);
+    let mut client = CallingClient::of(&socket);
     let mut joins = Vec::new();
     let mut held = 0;
     // One large group, and many small ones.
@@ -203,7 +203,7 @@ fn fail_all(body: &Bytes) {
     let is_over = AtomicBool::new(false);
     let (answered, again, slowest) = thread::scope(|scope| {
         let watch = scope.spawn(|| {
-            let watcher = Client::of(&socket);
+            let watcher = CallingClient::of(&socket);
             let mut slowest = Duration::ZERO;
             while !is_over.load(Ordering::Relaxed) {
                 let start = Instant::now();

@@ -14,7 +14,7 @@ use rustix::process::Signal;
 
 #[test]
 fn a_second_broker_of_a_directory_gives_way() {
-    let mut first = Local::start("60");
+    let mut first = LocalProgram::start("60");
     let second = penstock()
         .args(["server", "--local"])
         .arg(first.data())
@@ -32,7 +32,7 @@ fn a_second_broker_of_a_directory_gives_way() {
 
 #[test]
 fn it_leaves_after_its_last_client() {
-    let mut broker = Local::start("2");
+    let mut broker = LocalProgram::start("2");
     let one = RawClient::unix(&broker.socket()).join(1);
     let mut two = RawClient::unix(&broker.socket()).join(2);
     drop(one);
@@ -47,12 +47,12 @@ fn it_leaves_after_its_last_client() {
 
 #[test]
 fn it_leaves_when_nobody_ever_comes() {
-    assert!(Local::start("0.1").process.ended().success());
+    assert!(LocalProgram::start("0.1").process.ended().success());
 }
 
 #[test]
 fn it_leaves_when_its_directory_is_deleted() {
-    let mut broker = Local::start("60");
+    let mut broker = LocalProgram::start("60");
     let mut client = RawClient::unix(&broker.socket()).join(1);
     fs::remove_dir_all(broker.data()).unwrap();
     assert_eq!(client.farewell().text, "the broker is stopping");
@@ -61,9 +61,9 @@ fn it_leaves_when_its_directory_is_deleted() {
 
 #[test]
 fn a_broker_of_a_new_directory_is_left_alone_by_the_old_one() {
-    let mut old = Local::start("60");
+    let mut old = LocalProgram::start("60");
     fs::rename(old.data(), old.place.path().join("aside")).unwrap();
-    let mut new = Local::start_in(old.place.path(), "60");
+    let mut new = LocalProgram::start_in(old.place.path(), "60");
     old.process.ended();
     assert!(new.is_running());
     RawClient::unix(&old.socket()).join(1);
@@ -71,7 +71,7 @@ fn a_broker_of_a_new_directory_is_left_alone_by_the_old_one() {
 
 #[test]
 fn stop_ends_it_and_waits_until_it_has_gone() {
-    let mut broker = Local::start("60");
+    let mut broker = LocalProgram::start("60");
     let mut client = RawClient::unix(&broker.socket()).join(1);
     let data = broker.data();
     let data = data.to_str().unwrap();
@@ -97,7 +97,7 @@ fn stop_ends_it_and_waits_until_it_has_gone() {
 
 #[test]
 fn sigterm_ends_it_in_order() {
-    let mut broker = Local::start("60");
+    let mut broker = LocalProgram::start("60");
     let mut client = RawClient::unix(&broker.socket()).join(1);
     broker.process.signal(Signal::TERM);
     assert_eq!(client.farewell().text, "the broker is stopping");
@@ -116,7 +116,7 @@ fn it_keeps_nothing_of_who_started_it() {
         .args(["server", "--local"])
         .arg(place.path().join("data"));
     command.current_dir(place.path()).process_group(0);
-    let broker = Running::start(&mut command);
+    let broker = RunningProgram::start(&mut command);
     broker.serves();
 
     let proc = format!("/proc/{}", broker.pid().as_raw_nonzero());
@@ -149,7 +149,7 @@ fn it_keeps_nothing_of_who_started_it() {
 
 #[test]
 fn what_it_makes_is_for_its_user_alone() {
-    let broker = Local::start("60");
+    let broker = LocalProgram::start("60");
     let mode = |path: &std::path::Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
     assert_eq!(mode(&broker.data()), 0o700);
     assert_eq!(mode(&broker.socket()), 0o600);
@@ -166,7 +166,7 @@ fn a_path_too_long_for_a_socket_works_all_the_same() {
     let place = tempfile::tempdir().unwrap();
     let deep = place.path().join("deep/".repeat(30));
     fs::create_dir_all(&deep).unwrap();
-    let mut broker = Local::start_in(&deep, "60");
+    let mut broker = LocalProgram::start_in(&deep, "60");
     let data = deep.join("data");
     let data = data.to_str().unwrap();
     let status = run(&["status", "--url", &format!("local:{data}")]);
@@ -201,7 +201,7 @@ fn commands_do_not_start_one() {
 
 #[test]
 fn a_reader_that_has_seen_enough_is_no_error() {
-    let broker = Local::start("60");
+    let broker = LocalProgram::start("60");
     let url = format!("local:{}", broker.data().display());
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
@@ -265,11 +265,11 @@ fn a_directory_that_others_can_write_is_refused_by_every_command_with_the_remedy
     );
     assert_eq!(fs::read_to_string(precious).unwrap(), "precious");
     fs::remove_file(data.join("broker.log")).unwrap();
-    Local::start_in(place.path(), "60");
+    LocalProgram::start_in(place.path(), "60");
 }
 
 /// Creates queues that stay: a paused queue is always remembered.
-fn make_queues(broker: &Local, names: &[String]) {
+fn make_queues(broker: &LocalProgram, names: &[String]) {
     let mut client = RawClient::unix(&broker.socket()).join(1);
     for (index, names) in names.chunks(1_000).enumerate() {
         let pause = |name: &String| Op::Pause {
@@ -292,7 +292,7 @@ fn make_queues(broker: &Local, names: &[String]) {
 
 #[test]
 fn status_purge_limit_and_stop_work_beside_more_names_than_a_frame_holds() {
-    let mut broker = Local::start("60");
+    let mut broker = LocalProgram::start("60");
     let names: Vec<String> = (0..90_000)
         .map(|number| format!("{number:z>249}"))
         .collect();
@@ -343,7 +343,7 @@ fn status_purge_limit_and_stop_work_beside_more_names_than_a_frame_holds() {
 
 #[test]
 fn names_from_outside_do_not_reach_a_terminal_as_they_are() {
-    let broker = Local::start("60");
+    let broker = LocalProgram::start("60");
     let name = "mail\u{1b}[2J\0\nforged  9".to_owned();
     let shown = "mail\\u{1b}[2J\\u{0}\\nforged  9";
     make_queues(&broker, std::slice::from_ref(&name));

@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use crate::strangers::{Said, commit, framed, hello_of, stranger};
+use crate::strangers::{HeardBytes, commit, framed, hello_of, stranger};
 use crate::support::*;
 use bytes::Bytes;
 use penstock_driver::{DeliverySink, DriverConfig, DriverError};
@@ -18,14 +18,14 @@ use penstock_wire::{Decoder, MAX_FRAME_BYTES};
 use rustix::process::Signal;
 
 /// Server on a free loopback port, with its address.
-pub fn serve(place: &Path, more: &[&str], token: Option<&str>) -> (Running, String) {
+pub fn serve(place: &Path, more: &[&str], token: Option<&str>) -> (RunningProgram, String) {
     let mut command = penstock();
     command.args(["server", "--listen", "tcp://127.0.0.1:0", "--data"]);
     command.arg(place.join("data")).args(more);
     if let Some(token) = token {
         command.env("PENSTOCK_TOKEN", token);
     }
-    let server = Running::start(&mut command);
+    let server = RunningProgram::start(&mut command);
     let line = server.said("listening on tcp://");
     let (_, address) = line.split_once("tcp://").unwrap();
     let address = address.trim().to_owned();
@@ -123,7 +123,7 @@ fn a_log_that_can_not_be_written_ends_no_server_and_changes_no_exit_code() {
         command
             .arg("--listen")
             .arg(format!("unix:{}", socket.display()));
-        let mut server = Running::start_logging_to(&mut command, stdio);
+        let mut server = RunningProgram::start_logging_to(&mut command, stdio);
         wait_until_it_listens(&socket);
         let mut client = RawClient::unix(&socket).join(1);
         client.send(&commit(1, vec![publish_body(1, 100)]));
@@ -135,7 +135,7 @@ fn a_log_that_can_not_be_written_ends_no_server_and_changes_no_exit_code() {
     for (log, stdio) in broken_logs() {
         let mut command = penstock();
         command.args(["journal", "check", "/nowhere"]);
-        let mut fsck = Running::start_logging_to(&mut command, stdio);
+        let mut fsck = RunningProgram::start_logging_to(&mut command, stdio);
         assert_eq!(fsck.ended().code(), Some(1), "{log}");
     }
 }
@@ -200,7 +200,7 @@ fn a_limit_on_files_is_a_full_disk_and_what_was_confirmed_is_kept() {
         command
             .arg("--listen")
             .arg(format!("unix:{}", socket.display()));
-        let server = Running::start(&mut command);
+        let server = RunningProgram::start(&mut command);
         server.said("listening on");
         server
     };
@@ -248,7 +248,7 @@ fn a_limit_on_files_is_a_full_disk_and_what_was_confirmed_is_kept() {
 
 /// Reported outcome of each publish, recorded outside of the process that is killed.
 #[derive(Default)]
-struct Books {
+struct KillBooks {
     confirmed: Mutex<BTreeSet<u64>>,
 }
 
@@ -266,11 +266,11 @@ fn a_kill_with_commits_in_flight_loses_nothing_that_was_confirmed() {
         command
             .arg("--listen")
             .arg(format!("unix:{}", socket.display()));
-        let server = Running::start(&mut command);
+        let server = RunningProgram::start(&mut command);
         server.said("listening on");
         server
     };
-    let books = Arc::new(Books::default());
+    let books = Arc::new(KillBooks::default());
     let driver = connect(DriverConfig::new(format!("unix:{}", socket.display()))).unwrap();
     let (told, ended) = channel();
     let mut server = start();
@@ -389,7 +389,7 @@ fn a_panic_in_any_thread_ends_the_broker_before_it_writes() {
             command.args(["server", "--listen", "tcp://127.0.0.1:0", "--data"]);
             command.arg(place.path().join("data"));
             command.env("PENSTOCK_TEST_PANIC", panics);
-            let server = Running::start(&mut command);
+            let server = RunningProgram::start(&mut command);
             let line = server.said("listening on tcp://");
             let (_, address) = line.split_once("tcp://").unwrap();
             (server, address.trim().to_owned())
@@ -401,7 +401,7 @@ fn a_panic_in_any_thread_ends_the_broker_before_it_writes() {
         ];
         let said = stranger(&address, &pieces, false, PATIENCE);
         assert!(!said.goes_on, "{thread}: it is left half alive");
-        let confirmed = |said: &Said| {
+        let confirmed = |said: &HeardBytes| {
             let mut decoder = Decoder::<ToClient>::new(MAX_FRAME_BYTES);
             decoder.extend(&said.everything);
             let mut confirmed = false;

@@ -91,7 +91,7 @@ pub fn note(number: u64) -> Tx {
 
 /// Last message to a stranger before the connection closed.
 #[derive(Debug, Default)]
-pub struct Said {
+pub struct HeardBytes {
     pub welcome: bool,
     pub close: Option<proto::Close>,
     /// The connection did not close in time.
@@ -100,7 +100,12 @@ pub struct Said {
 }
 
 /// Sends these pieces, then reads to the end or for this long.
-pub fn stranger(address: &str, pieces: &[Vec<u8>], then_shut: bool, patience: Duration) -> Said {
+pub fn stranger(
+    address: &str,
+    pieces: &[Vec<u8>],
+    then_shut: bool,
+    patience: Duration,
+) -> HeardBytes {
     let mut socket = TcpStream::connect(address).expect("somebody listens");
     socket.set_nodelay(true).expect("it is connected");
     for piece in pieces {
@@ -112,7 +117,7 @@ pub fn stranger(address: &str, pieces: &[Vec<u8>], then_shut: bool, patience: Du
         let _left = socket.shutdown(Shutdown::Write);
     }
     socket.set_read_timeout(Some(patience)).expect("a timeout");
-    let mut said = Said::default();
+    let mut said = HeardBytes::default();
     let mut buffer = [0; 4096];
     loop {
         match socket.read(&mut buffer) {

@@ -63,12 +63,12 @@ pub fn text(output: &Output) -> String {
 }
 
 /// Process that a test started.
-pub struct Running {
+pub struct RunningProgram {
     child: Child,
     said: Receiver<String>,
 }
 
-impl Running {
+impl RunningProgram {
     pub fn start(command: &mut Command) -> Self {
         Self::start_logging_to(command, Stdio::piped())
     }
@@ -132,7 +132,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningProgram {
     fn drop(&mut self) {
         // An error means that it has already exited.
         let _ended = self.child.kill();
@@ -178,24 +178,24 @@ pub fn wait_until_it_listens(socket: &Path) {
 }
 
 /// Broker of a directory, started as a client would start it, with everything that keeps it isolated.
-pub struct Local {
+pub struct LocalProgram {
     pub place: tempfile::TempDir,
-    pub process: Running,
+    pub process: RunningProgram,
 }
 
-impl Local {
+impl LocalProgram {
     pub fn start(linger: &str) -> Self {
         let place = tempfile::tempdir().expect("a directory");
         let process = Self::start_in(place.path(), linger);
         Self { place, process }
     }
 
-    pub fn start_in(place: &Path, linger: &str) -> Running {
+    pub fn start_in(place: &Path, linger: &str) -> RunningProgram {
         let mut command = penstock();
         command
             .args(["server", "--linger", linger, "--local"])
             .arg(place.join("data"));
-        let running = Running::start(&mut command);
+        let running = RunningProgram::start(&mut command);
         running.serves();
         running
     }

@@ -65,9 +65,9 @@ fn price_is(body: &'static [u8]) -> Tx {
     }])
 }
 
-struct Client(RawClient<std::net::TcpStream>);
+struct CallingClient(RawClient<std::net::TcpStream>);
 
-impl Client {
+impl CallingClient {
     /// Session of the fixture, or a new one.
     fn join(address: &str, session: &[u8; 16], last_seq: u64) -> (Self, proto::Welcome) {
         let mut client = RawClient::tcp(address);
@@ -130,12 +130,12 @@ fn claims_joins_values_and_refusals_of_format_1_hold() {
     let mut command = penstock();
     command.args(["server", "--listen", "tcp://127.0.0.1:0", "--data"]);
     command.arg(&data).envs(wall_clock(OPENED)).env("TZ", "UTC");
-    let mut server = Running::start(&mut command);
+    let mut server = RunningProgram::start(&mut command);
     let line = server.said("listening on tcp://");
     let (_, address) = line.split_once("tcp://").unwrap();
 
     // Its session is known with all its transactions: number 6 was refused, as the welcome states.
-    let (mut special, welcome) = Client::join(address.trim(), b"special session ", 11);
+    let (mut special, welcome) = CallingClient::join(address.trim(), b"special session ", 11);
     assert!(!welcome.forgotten);
     assert_eq!(welcome.applied_through, 5);
     let confirm = special.confirm();
@@ -150,7 +150,7 @@ fn claims_joins_values_and_refusals_of_format_1_hold() {
     let again = special.commit(6, publish("reports", 4, None));
     assert_eq!(why(again), Some(Why::GuardFailed));
 
-    let (mut other, _) = Client::join(address.trim(), b"another session ", 0);
+    let (mut other, _) = CallingClient::join(address.trim(), b"another session ", 0);
     let skipped = other.commit(1, publish("reports", 9, Some("nightly report")));
     assert_eq!(skipped.expect("the key is claimed").skipped, [0]);
     assert_eq!(other.state(9), None);
@@ -178,7 +178,7 @@ fn claims_joins_values_and_refusals_of_format_1_hold() {
 
 #[test]
 fn a_journal_in_use_is_not_upgraded_and_it_is_said_how_to_end_its_broker() {
-    let local = Local::start("60");
+    let local = LocalProgram::start("60");
     let data = local.data();
     for command in ["upgrade", "check"] {
         let refused = run(&["journal", command, data.to_str().unwrap()]);

@@ -51,7 +51,7 @@ impl Lesser {
 
 #[test]
 fn an_engine_is_asked_what_it_can_do_and_what_it_lacks_is_never_sent() {
-    let place = Place::local();
+    let place = BrokerPlace::local();
     let all = place.client();
     all.commit(vec![publish(message(1))]);
     let lesser = Lesser::beside(&socket_of(&place), Feature::DiskDurability);
@@ -85,7 +85,7 @@ fn an_engine_is_asked_what_it_can_do_and_what_it_lacks_is_never_sent() {
 
 #[test]
 fn a_command_that_the_engine_can_not_carry_out_exits_with_75_and_the_remedy() {
-    let place = Place::local();
+    let place = BrokerPlace::local();
     place.client().commit(vec![publish(message(1))]);
     let lesser = Lesser::beside(&socket_of(&place), Feature::Pause);
     let run = |words: &[&str]| {
@@ -116,7 +116,7 @@ fn a_command_that_the_engine_can_not_carry_out_exits_with_75_and_the_remedy() {
 /// order.
 #[test]
 fn an_order_is_kept_as_durably_as_the_engine_can() {
-    let place = Place::local();
+    let place = BrokerPlace::local();
     place.client().commit(vec![publish(message(1))]);
     let lesser = Lesser::beside(&socket_of(&place), Feature::DiskDurability);
     let output = Command::new(program())

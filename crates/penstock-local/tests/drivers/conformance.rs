@@ -5,28 +5,28 @@ use std::time::Instant;
 use crate::support::*;
 
 mod memory {
-    penstock_conformance::tests!(crate::support::Place::memory);
+    penstock_conformance::tests!(crate::support::BrokerPlace::memory);
 
     /// With a single client, its goodbye stops the broker.
     #[test]
     fn a_goodbye_ends_the_broker_of_one_client() {
-        super::a_goodbye_ends_the_broker(&crate::support::Place::memory());
+        super::a_goodbye_ends_the_broker(&crate::support::BrokerPlace::memory());
     }
 }
 
 mod local {
-    penstock_conformance::tests!(crate::support::Place::local);
+    penstock_conformance::tests!(crate::support::BrokerPlace::local);
 }
 
 mod unix {
-    penstock_conformance::tests!(crate::support::Place::unix);
+    penstock_conformance::tests!(crate::support::BrokerPlace::unix);
 }
 
 mod tcp {
-    penstock_conformance::tests!(crate::support::Place::tcp);
+    penstock_conformance::tests!(crate::support::BrokerPlace::tcp);
 }
 
-fn a_goodbye_ends_the_broker(place: &Place) {
+fn a_goodbye_ends_the_broker(place: &BrokerPlace) {
     let client = place.client();
     client.commit(vec![publish(message(1))]);
     let pid = client.broker_pid();
@@ -43,7 +43,11 @@ fn a_goodbye_ends_the_broker(place: &Place) {
 /// A driver without a broker must claim the same capabilities that the broker then declares.
 #[test]
 fn a_broker_declares_what_its_driver_claims() {
-    for place in [Place::memory(), Place::local(), Place::unix()] {
+    for place in [
+        BrokerPlace::memory(),
+        BrokerPlace::local(),
+        BrokerPlace::unix(),
+    ] {
         let client = place.client();
         assert_eq!(*client.probe().unwrap(), *client.driver.upper_bound());
     }

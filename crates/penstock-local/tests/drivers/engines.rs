@@ -41,7 +41,7 @@ fn for_each<T: Sync>(all: &[T], run: impl Fn(&T) + Sync) {
 struct Lesser {
     capabilities: Capabilities,
     /// `None` if the broker is in memory.
-    server: Option<Place>,
+    server: Option<BrokerPlace>,
     only_driver: Option<Arc<dyn Driver>>,
 }
 
@@ -59,7 +59,7 @@ impl Lesser {
     fn on_disk(lacks: Feature) -> Self {
         Self {
             capabilities: Self::less(on_disk(), lacks),
-            server: Some(Place::unix()),
+            server: Some(BrokerPlace::unix()),
             only_driver: None,
         }
     }

@@ -19,29 +19,29 @@ use crate::support::*;
 const IN_FLIGHT_WITHIN: Duration = Duration::from_secs(1);
 
 pub struct Liar {
-    place: Place,
+    place: BrokerPlace,
     lie: Feature,
     patience: Duration,
-    books: Arc<Books>,
+    books: Arc<LieBooks>,
 }
 
 /// State that a lie needs.
 #[derive(Default)]
-struct Books {
-    engine: Mutex<Engine>,
+struct LieBooks {
+    engine: Mutex<KilledEngine>,
     committing: Condvar,
     /// Undoes confirmed operations that must be forgotten.
     forget: Mutex<Vec<Op>>,
 }
 
 #[derive(Default)]
-struct Engine {
+struct KilledEngine {
     kills: u32,
     /// Number of unanswered commits.
     in_flight: u32,
 }
 
-impl Books {
+impl LieBooks {
     /// Notes a commit; returns the number of kills of the engine.
     fn begin(&self) -> u32 {
         let mut engine = self.engine.lock().unwrap();
@@ -70,8 +70,8 @@ impl Liar {
         );
         Self {
             place: match needs_kills {
-                true => Place::unix(),
-                false => Place::memory(),
+                true => BrokerPlace::unix(),
+                false => BrokerPlace::memory(),
             },
             lie,
             patience,
@@ -129,7 +129,7 @@ impl penstock_conformance::TestEngine for Liar {
 struct Lying {
     inner: Arc<dyn Driver>,
     lie: Feature,
-    books: Arc<Books>,
+    books: Arc<LieBooks>,
 }
 
 impl Lying {

@@ -15,7 +15,7 @@ use rustix::process::Signal;
 
 #[test]
 fn many_that_begin_at_once_share_one_broker() {
-    let place = Place::local();
+    let place = BrokerPlace::local();
     let pids: BTreeSet<u64> = std::thread::scope(|scope| {
         let clients: Vec<_> = (0..8)
             .map(|number| {
@@ -38,7 +38,7 @@ fn many_that_begin_at_once_share_one_broker() {
 
 #[test]
 fn a_killed_broker_is_followed_by_the_next_within_a_second_and_leaves_no_zombie() {
-    let place = Place::local();
+    let place = BrokerPlace::local();
     let client = place.client();
     client.commit(vec![publish(message(1))]);
     let first = client.broker_pid();
@@ -80,7 +80,7 @@ fn process_state(pid: u64) -> Option<String> {
 
 #[test]
 fn the_broker_has_let_go_of_whoever_started_it() {
-    let place = Place::local();
+    let place = BrokerPlace::local();
     let client = place.client();
     let pid = client.broker_pid() as i32;
     let pid = rustix::process::Pid::from_raw(pid).unwrap();
@@ -101,7 +101,7 @@ fn the_broker_has_let_go_of_whoever_started_it() {
 
 #[test]
 fn a_socket_that_its_broker_has_left_behind_is_no_hindrance() {
-    let place = Place::local();
+    let place = BrokerPlace::local();
     let data = place.directory.path().join("data");
     fs::create_dir(&data).unwrap();
     drop(std::os::unix::net::UnixListener::bind(data.join("broker.sock")).unwrap());
@@ -110,7 +110,7 @@ fn a_socket_that_its_broker_has_left_behind_is_no_hindrance() {
 
 #[test]
 fn a_path_too_long_for_a_socket_works_all_the_same() {
-    let place = Place::local();
+    let place = BrokerPlace::local();
     let long = place.directory.path().join("x".repeat(120));
     let client = client_of(DriverConfig {
         program: Some(program().to_owned()),
@@ -123,8 +123,8 @@ fn a_path_too_long_for_a_socket_works_all_the_same() {
 /// Each start that must fail reports why, at once, in one message.
 #[test]
 fn a_start_that_cannot_succeed_says_what_to_do() {
-    let check = |prepare: &dyn Fn(&Place) -> DriverConfig, expected: &str| {
-        let place = Place::local();
+    let check = |prepare: &dyn Fn(&BrokerPlace) -> DriverConfig, expected: &str| {
+        let place = BrokerPlace::local();
         let client = client_of(prepare(&place));
         let start = Instant::now();
         match client.try_commit(vec![publish(message(1))], Durability::Disk, PATIENCE) {
@@ -171,13 +171,13 @@ fn a_start_that_cannot_succeed_says_what_to_do() {
 
 /// Writes a penstock whose broker exits at its start with this code while `hindered` says so.
 struct Hindered {
-    place: Place,
+    place: BrokerPlace,
     program: std::path::PathBuf,
 }
 
 impl Hindered {
     fn new(code: u8) -> Self {
-        let place = Place::local();
+        let place = BrokerPlace::local();
         let directory = place.directory.path();
         let script = directory.join("hindered-penstock");
         let lines = format!(
@@ -267,7 +267,7 @@ fn a_start_that_stays_hopeless_ends_calls_at_once_and_says_which_were_sent() {
 #[test]
 fn a_directory_that_this_user_cannot_write_is_named() {
     where_permissions_bind(|| {
-        let place = Place::local();
+        let place = BrokerPlace::local();
         let data = place.directory.path().join("data");
         fs::create_dir(&data).unwrap();
         fs::set_permissions(&data, fs::Permissions::from_mode(0o500)).unwrap();
@@ -319,7 +319,7 @@ fn where_permissions_bind(check: impl FnOnce() + Send) {
 /// there.
 #[test]
 fn a_directory_that_another_user_has_made_gets_no_job_and_no_broker() {
-    let place = Place::local();
+    let place = BrokerPlace::local();
     let shared = place.directory.path();
     fs::set_permissions(shared, fs::Permissions::from_mode(0o1777)).unwrap();
     let data = shared.join("data");

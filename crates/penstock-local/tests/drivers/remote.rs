@@ -41,7 +41,7 @@ fn with_nobody_there_a_call_ends_at_its_deadline_and_says_that_it_was_not_sent()
 
 #[test]
 fn a_stopped_broker_ends_calls_at_their_deadlines_and_goes_on_where_it_was() {
-    let place = Place::unix();
+    let place = BrokerPlace::unix();
     let client = place.client();
     client.commit(vec![publish(message(1))]);
     let pid = client.broker_pid();
@@ -71,7 +71,7 @@ fn a_stopped_broker_ends_calls_at_their_deadlines_and_goes_on_where_it_was() {
 
 #[test]
 fn a_full_socket_ends_what_waits_behind_it_as_not_sent() {
-    let place = Place::unix();
+    let place = BrokerPlace::unix();
     let client = place.client();
     let pid = client.broker_pid();
     kill(pid, Signal::STOP);
@@ -165,7 +165,7 @@ fn what_is_no_broker_is_not_waited_for_longer_than_the_deadline() {
 
 #[test]
 fn a_closed_client_says_so_and_what_was_committed_before_is_there() {
-    let place = Place::unix();
+    let place = BrokerPlace::unix();
     let client = place.client();
     let (ended, ends) = std::sync::mpsc::channel();
     let done = Box::new(move |outcome| ended.send(outcome).unwrap());

@@ -34,7 +34,7 @@ pub fn program() -> &'static Path {
 }
 
 /// Broker of one kind, with its own directory.
-pub struct Place {
+pub struct BrokerPlace {
     pub url: String,
     pub directory: TempDir,
     server: Option<Mutex<Child>>,
@@ -43,7 +43,7 @@ pub struct Place {
     pub outlives_kills: bool,
 }
 
-impl Place {
+impl BrokerPlace {
     pub fn memory() -> Self {
         let mut place = Self {
             url: "memory:".to_owned(),
@@ -120,7 +120,7 @@ impl Place {
     }
 }
 
-impl penstock_conformance::TestEngine for Place {
+impl penstock_conformance::TestEngine for BrokerPlace {
     fn capabilities(&self) -> Capabilities {
         match self.outlives_kills {
             true => on_disk().clone(),
@@ -156,7 +156,7 @@ impl penstock_conformance::TestEngine for Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for BrokerPlace {
     fn drop(&mut self) {
         if let Some(server) = &self.server {
             let mut server = server.lock().unwrap();

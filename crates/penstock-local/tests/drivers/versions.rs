@@ -100,13 +100,13 @@ pub fn carry<F: penstock_wire::Heard + 'static>(
     });
 }
 
-pub fn socket_of(place: &Place) -> PathBuf {
+pub fn socket_of(place: &BrokerPlace) -> PathBuf {
     place.directory.path().join("data/broker.sock")
 }
 
 #[test]
 fn a_local_broker_that_is_older_gives_way_and_the_worker_keeps_its_lease() {
-    let place = Place::local();
+    let place = BrokerPlace::local();
     let first = place.client();
     assert_eq!(first.commit(vec![publish(message(1))]), applied());
     let old_pid = first.broker_pid();
@@ -134,7 +134,7 @@ fn a_local_broker_that_is_older_gives_way_and_the_worker_keeps_its_lease() {
 /// Only a local broker belongs to its clients.
 #[test]
 fn a_server_that_is_older_is_left_alone_and_the_client_told_what_to_install() {
-    let place = Place::local();
+    let place = BrokerPlace::local();
     let direct = place.client();
     let pid = direct.broker_pid();
     let aged = Aged::in_place_of(&socket_of(&place));
@@ -162,7 +162,7 @@ fn a_server_that_is_older_is_left_alone_and_the_client_told_what_to_install() {
 
 #[test]
 fn replicated_is_offered_by_no_engine_of_today() {
-    for place in [Place::memory(), Place::local()] {
+    for place in [BrokerPlace::memory(), BrokerPlace::local()] {
         let client = place.client();
         let outcome =
             client.try_commit(vec![publish(message(1))], Durability::Replicated, PATIENCE);

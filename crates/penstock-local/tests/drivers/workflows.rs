@@ -26,13 +26,13 @@ const WORKERS: u64 = 4;
 
 /// Meaning of a message, encoded in its number.
 #[derive(Clone, Copy)]
-enum Step {
+enum FlowStep {
     Link { chain: u64, index: u64 },
     Member { group: u64, index: u64 },
     Callback { group: u64 },
 }
 
-impl Step {
+impl FlowStep {
     fn of(number: u64) -> Self {
         let (group, index) = (number / 1_000 % 1_000, number % 1_000);
         match number / 1_000_000 {
@@ -73,7 +73,7 @@ impl Step {
 
 /// Observations, kept outside of everything that is killed.
 #[derive(Default)]
-struct Books {
+struct RunBooks {
     seen: Mutex<Seen>,
     changed: Condvar,
 }
@@ -88,15 +88,15 @@ struct Seen {
     fenced: u64,
 }
 
-impl Books {
+impl RunBooks {
     fn delivered(&self, delivery: &Delivery, number: u64) {
         let mut seen = self.seen.lock().unwrap();
         seen.deliveries += 1;
         let is_first = !delivery.redelivered && delivery.message.crashes == 0;
         *seen.first_deliveries.entry(number).or_default() += u64::from(is_first);
-        if let Step::Callback { group } = Step::of(number) {
+        if let FlowStep::Callback { group } = FlowStep::of(number) {
             for index in 0..MEMBERS {
-                let member = Step::Member { group, index }.number();
+                let member = FlowStep::Member { group, index }.number();
                 assert!(
                     seen.first_deliveries.contains_key(&member),
                     "the callback of group {group} came before member {index}"
@@ -147,23 +147,23 @@ fn end_of(delivery: &Delivery, number: u64, result: &str) -> Vec<Op> {
             group: "task".into(),
         },
     ];
-    match Step::of(number) {
-        Step::Link { chain, index } if index + 1 < LINKS => {
+    match FlowStep::of(number) {
+        FlowStep::Link { chain, index } if index + 1 < LINKS => {
             let index = index + 1;
-            ops.push(publish(Step::Link { chain, index }.message()));
+            ops.push(publish(FlowStep::Link { chain, index }.message()));
         }
-        Step::Member { group, index } => ops.push(Op::Join {
+        FlowStep::Member { group, index } => ops.push(Op::Join {
             join: id(4_000_000 + group),
             index: index as u32,
             succeeded: true,
         }),
-        Step::Link { .. } | Step::Callback { .. } => {}
+        FlowStep::Link { .. } | FlowStep::Callback { .. } => {}
     }
     ops
 }
 
 /// Runs workers, one after the other. Each ends at a random moment, with everything it holds.
-fn work(place: &Place, books: &Books, over: &AtomicBool, name: u64) {
+fn work(place: &BrokerPlace, books: &RunBooks, over: &AtomicBool, name: u64) {
     let mut chance = Chance(name + 1);
     let mut runs = 0;
     'lives: while !over.load(Ordering::Relaxed) {
@@ -204,10 +204,10 @@ fn work(place: &Place, books: &Books, over: &AtomicBool, name: u64) {
 #[test]
 fn chains_and_groups_end_exactly_once_whoever_is_killed_meanwhile() {
     let kills: u64 = std::env::var("WORKFLOW_KILLS").map_or(10, |text| text.parse().unwrap());
-    let place = Place::unix();
-    let books = Books::default();
+    let place = BrokerPlace::unix();
+    let books = RunBooks::default();
     let over = AtomicBool::new(false);
-    let total = Step::all().count() as u64;
+    let total = FlowStep::all().count() as u64;
     let client = place.client();
     thread::scope(|scope| {
         for name in 0..WORKERS {
@@ -215,19 +215,19 @@ fn chains_and_groups_end_exactly_once_whoever_is_killed_meanwhile() {
             scope.spawn(move || work(place, books, over, name));
         }
         // However this ends, the workers must end too.
-        let _end = AtEnd(&over);
+        let _end = StopWorkers(&over);
         for chain in 0..CHAINS {
-            client.commit(vec![publish(Step::Link { chain, index: 0 }.message())]);
+            client.commit(vec![publish(FlowStep::Link { chain, index: 0 }.message())]);
         }
         for group in 0..GROUPS {
             let mut ops = vec![Op::Hold(Hold {
                 join: id(4_000_000 + group),
                 count: MEMBERS as u32,
-                messages: vec![("work".into(), Step::Callback { group }.message())],
+                messages: vec![("work".into(), FlowStep::Callback { group }.message())],
                 policy: JoinPolicy::AllSucceeded,
                 ..Hold::default()
             })];
-            let members = (0..MEMBERS).map(|index| Step::Member { group, index });
+            let members = (0..MEMBERS).map(|index| FlowStep::Member { group, index });
             ops.extend(members.map(|member| publish(member.message())));
             assert_eq!(client.commit(ops), applied());
         }
@@ -243,7 +243,7 @@ fn chains_and_groups_end_exactly_once_whoever_is_killed_meanwhile() {
             place.kill();
         }
         let began = Instant::now();
-        for step in Step::all() {
+        for step in FlowStep::all() {
             let number = step.number();
             let KeyState::Present(value) = client.end_of(crate::support::result(number)) else {
                 panic!("{number} has no result");
@@ -273,9 +273,9 @@ fn chains_and_groups_end_exactly_once_whoever_is_killed_meanwhile() {
     }
 }
 
-struct AtEnd<'a>(&'a AtomicBool);
+struct StopWorkers<'a>(&'a AtomicBool);
 
-impl Drop for AtEnd<'_> {
+impl Drop for StopWorkers<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }

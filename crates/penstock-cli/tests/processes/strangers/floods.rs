@@ -45,13 +45,13 @@ fn more_clients_than_a_server_takes_are_told_so() {
     }
 }
 
-fn with_files(place: &Path, files: u32) -> (Running, String) {
+fn with_files(place: &Path, files: u32) -> (RunningProgram, String) {
     let mut command = std::process::Command::new("sh");
     command.args(["-c", &format!("ulimit -n {files}; exec \"$0\" \"$@\"")]);
     command.arg(env!("CARGO_BIN_EXE_penstock"));
     command.args(["server", "--listen", "tcp://127.0.0.1:0", "--data"]);
     command.arg(place.join("data"));
-    let server = Running::start(&mut command);
+    let server = RunningProgram::start(&mut command);
     let line = server.said("listening on tcp://");
     let (_, address) = line.split_once("tcp://").unwrap();
     (server, address.trim().to_owned())
