@@ -11,7 +11,7 @@ use penstock_message::{
     Answer, Consume, Delivery, Extras, Failure as JobFailure, Progress, Query, StatusQuery,
     TaskSelection, Tx,
 };
-use penstock_worker::{Desk, Kind, Left, Look};
+use penstock_worker::{Desk, Kind, Left, TakeOutcome};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::pybacked::{PyBackedBytes, PyBackedStr};
@@ -237,13 +237,13 @@ impl Consumer {
             let patience = if wait { SLICE } else { ASK_AGAIN };
             let looked = py.detach(|| self.desk.look(patience, none_will_come));
             match looked.map_err(ClientError::of_query)? {
-                Look::Job(delivery) => return Ok(Some(delivery)),
-                Look::Nothing => return Ok(None),
-                Look::NotYet if !wait && begun.elapsed().as_secs_f64() > timeout_s => {
+                TakeOutcome::Job(delivery) => return Ok(Some(delivery)),
+                TakeOutcome::Nothing => return Ok(None),
+                TakeOutcome::NotYet if !wait && begun.elapsed().as_secs_f64() > timeout_s => {
                     let why = "the broker has ready jobs, but sends none";
                     return Err(ClientError::refused(why).into());
                 }
-                Look::NotYet => py.check_signals()?,
+                TakeOutcome::NotYet => py.check_signals()?,
             }
         }
     }

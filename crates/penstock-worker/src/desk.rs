@@ -15,12 +15,12 @@ use penstock_message::{Delivery, Lease, MessageId, Tx};
 /// Jobs on their way from the driver's thread to the threads that take them, and jobs that were taken.
 #[derive(Default)]
 pub struct Desk {
-    state: Mutex<State>,
+    state: Mutex<DeskState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct DeskState {
     arrived: VecDeque<Delivery>,
     /// Jobs that were taken and not settled, with the time at which they were taken.
     running: HashMap<MessageId, (DeliveryHead, Instant)>,
@@ -41,7 +41,7 @@ pub struct Left {
 
 /// Outcome of one attempt to take a job.
 #[derive(Debug)]
-pub enum Look {
+pub enum TakeOutcome {
     Job(Box<Delivery>),
     /// There is no job, and none will come.
     Nothing,
@@ -49,7 +49,7 @@ pub enum Look {
 }
 
 impl Desk {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, DeskState> {
         // No holder of the lock panics, and each change leaves the state consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -84,8 +84,12 @@ impl Desk {
     }
 
     /// Takes a job; waits this long for one, unless `none_will_come`.
-    pub fn look(&self, patience: Duration, none_will_come: bool) -> Result<Look, DriverError> {
-        let is_quiet = |state: &mut State| {
+    pub fn look(
+        &self,
+        patience: Duration,
+        none_will_come: bool,
+    ) -> Result<TakeOutcome, DriverError> {
+        let is_quiet = |state: &mut DeskState| {
             let has_news = !state.arrived.is_empty() || state.failed.is_some() || state.stopped;
             !has_news && !none_will_come
         };
@@ -97,17 +101,17 @@ impl Desk {
             return Err(error.clone());
         }
         if state.stopped {
-            return Ok(Look::Nothing);
+            return Ok(TakeOutcome::Nothing);
         }
         Ok(match state.arrived.pop_front() {
             Some(delivery) => {
                 let head = DeliveryHead::from(&delivery);
                 let now = Instant::now();
                 state.running.insert(delivery.message.id, (head, now));
-                Look::Job(Box::new(delivery))
+                TakeOutcome::Job(Box::new(delivery))
             }
-            None if none_will_come => Look::Nothing,
-            None => Look::NotYet,
+            None if none_will_come => TakeOutcome::Nothing,
+            None => TakeOutcome::NotYet,
         })
     }
 
@@ -211,9 +215,9 @@ mod tests {
 
     fn seen(desk: &Desk, none_will_come: bool) -> String {
         match desk.look(AT_ONCE, none_will_come).unwrap() {
-            Look::Job(delivery) => format!("job {}", delivery.message.id.0[0]),
-            Look::Nothing => "nothing".into(),
-            Look::NotYet => "not yet".into(),
+            TakeOutcome::Job(delivery) => format!("job {}", delivery.message.id.0[0]),
+            TakeOutcome::Nothing => "nothing".into(),
+            TakeOutcome::NotYet => "not yet".into(),
         }
     }
 
@@ -288,7 +292,7 @@ mod tests {
             move || desk.look(PATIENCE, false).unwrap()
         });
         assert!(desk.stop().is_empty());
-        assert!(matches!(waits.join().unwrap(), Look::Nothing));
+        assert!(matches!(waits.join().unwrap(), TakeOutcome::Nothing));
         desk.deliver(vec![delivery(1)]);
         assert_eq!(seen(&desk, false), "nothing");
         let given_back = desk.stop();

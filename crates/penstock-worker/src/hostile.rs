@@ -21,7 +21,7 @@ const SHARED_BYTES: u64 = (1 + CHILDREN as u64) * 64 * 1024;
 
 /// Nothing panics, and each job comes back once: ended, taken back, or charged to the child.
 pub fn child_out_of_its_mind(data: &[u8]) {
-    let mut data = Input(data);
+    let mut data = ByteSource(data);
     let (mut out, _pull) =
         Outstanding::new(POOLS, (CHILDREN, PLACES)).expect("this process may map memory");
     let mut policy = Policy::<Delivery>::default();
@@ -190,9 +190,9 @@ fn delivery(number: u64) -> Delivery {
 }
 
 /// Takes what it needs off the front, and zeros when there is nothing left.
-struct Input<'a>(&'a [u8]);
+struct ByteSource<'a>(&'a [u8]);
 
-impl<'a> Input<'a> {
+impl<'a> ByteSource<'a> {
     fn bytes(&mut self, count: usize) -> &'a [u8] {
         let (taken, rest) = self.0.split_at(count.min(self.0.len()));
         self.0 = rest;

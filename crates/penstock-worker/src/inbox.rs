@@ -233,12 +233,12 @@ pub(crate) mod tests {
 
     use super::*;
 
-    struct Desk {
+    struct InboxBench {
         wakes: Arc<AtomicUsize>,
         inbox: Inbox,
     }
 
-    impl Desk {
+    impl InboxBench {
         fn new() -> Self {
             let wakes = Arc::new(AtomicUsize::new(0));
             let counter = Arc::clone(&wakes);
@@ -303,7 +303,7 @@ pub(crate) mod tests {
 
     #[test]
     fn the_supervisor_is_woken_once_for_all_that_comes_before_it_looks() {
-        let mut desk = Desk::new();
+        let mut desk = InboxBench::new();
         desk.inbox.deliver(vec![delivery(1)]);
         assert!(desk.was_woken());
         desk.inbox.deliver(vec![delivery(2), delivery(3)]);
@@ -315,7 +315,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_lease_is_held_until_its_settlement_is_confirmed() {
-        let mut desk = Desk::new();
+        let mut desk = InboxBench::new();
         desk.inbox.deliver(vec![delivery(1), delivery(2)]);
         desk.inbox.take();
         desk.inbox.committing(1);
@@ -329,7 +329,7 @@ pub(crate) mod tests {
 
     #[test]
     pub(crate) fn an_order_to_stop_a_job_is_for_the_one_that_holds_it() {
-        let mut desk = Desk::new();
+        let mut desk = InboxBench::new();
         let order = |number| CancelOrder {
             lease: lease(number),
             reason: "why".to_owned(),
@@ -347,7 +347,7 @@ pub(crate) mod tests {
 
     #[test]
     fn what_did_not_outlast_a_reconnect_is_told_and_no_longer_held() {
-        let desk = Desk::new();
+        let desk = InboxBench::new();
         desk.inbox
             .deliver(vec![delivery(1), delivery(2), delivery(3)]);
         desk.inbox.leases_kept(&[lease(2)]);
@@ -359,7 +359,7 @@ pub(crate) mod tests {
 
     #[test]
     fn the_supervisor_hears_that_the_broker_is_away_until_it_knows_its_leases() {
-        let mut desk = Desk::new();
+        let mut desk = InboxBench::new();
         desk.inbox.out_of_reach();
         assert!(desk.was_woken());
         assert_eq!(desk.inbox.take().in_reach, Some(false));
@@ -371,7 +371,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_fenced_off_outcome_is_over_and_one_refused_for_itself_is_not() {
-        let desk = Desk::new();
+        let desk = InboxBench::new();
         desk.inbox
             .deliver(vec![delivery(1), delivery(2), delivery(3)]);
         desk.inbox.committing(3);
@@ -395,7 +395,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_job_whose_lease_outlasts_its_forgotten_settlement_is_handed_back() {
-        let desk = Desk::new();
+        let desk = InboxBench::new();
         let (one, other) = (lease(1), lease(2));
         desk.inbox.deliver(vec![delivery(1), delivery(2)]);
         desk.inbox.committing(2);
@@ -422,7 +422,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_driver_that_can_not_go_on_is_told() {
-        let mut desk = Desk::new();
+        let mut desk = InboxBench::new();
         desk.inbox.committing(1);
         desk.inbox
             .confirmed(&[lease(1)], Err(DriverError::closed()));

@@ -68,7 +68,7 @@ pub use config::{
     ChildLog, Connect, Connected, DEFAULT_GRACE, DEFAULT_KILL_GRACE, MAX_PROCESSES, MAX_SLOTS,
     MemoryConfig, MemoryLimit, PoolConfig, RecycleConfig, SlotKind, WorkerConfig, worker_name,
 };
-pub use desk::{Desk, Left, Look};
+pub use desk::{Desk, Left, TakeOutcome};
 pub use huge_pages::collapse_heap;
 pub use link::{Ended, Link, LongWait, Pulled, Resumed, Slot, Window};
 pub use memory::{knows_memory, offer_to_kernel};

@@ -69,7 +69,7 @@ pub struct Link {
     child: u32,
     claims: Claims,
     outcomes: Mutex<Outcomes>,
-    line: Mutex<Line>,
+    line: Mutex<IdleSlots>,
     /// For the longest message; of the slot at the head of the line.
     buffer: Mutex<Vec<u8>>,
     slots: AtomicU32,
@@ -95,7 +95,7 @@ struct Outcomes {
 
 /// Idle slots.
 #[derive(Default)]
-struct Line {
+struct IdleSlots {
     /// A slot is at the socket.
     has_head: bool,
     /// Its thread, once that has got there.
@@ -130,8 +130,8 @@ pub struct Slot {
     turn: Arc<Turn>,
     /// The packet that it has: header, then payload.
     bytes: Vec<u8>,
-    packet: Packet,
-    running: Option<Running>,
+    packet: OpenPacket,
+    running: Option<BegunJob>,
     /// Number of jobs that it has begun.
     begun: u64,
     /// Whether no other slot shares its thread.
@@ -151,17 +151,17 @@ pub struct Window {
     shields: AtomicU32,
     /// The job's id, in two halves.
     id: [AtomicU64; 2],
-    waits: Mutex<Waits>,
+    waits: Mutex<OpenWaits>,
     /// The job was parked.
     was_parked: AtomicBool,
     /// The job has told its progress.
     has_progress: AtomicBool,
-    progress: Mutex<Told>,
+    progress: Mutex<LatestProgress>,
 }
 
 /// Progress of the job that a slot runs.
 #[derive(Default)]
-struct Told {
+struct LatestProgress {
     /// The job, as in [`Window::job`], without what it has heard.
     job: u64,
     at_ns: u64,
@@ -171,7 +171,7 @@ struct Told {
 
 /// Waits of a job for others.
 #[derive(Default)]
-struct Waits {
+struct OpenWaits {
     /// The job, as in [`Window::job`], without what it has heard.
     job: u64,
     /// Waits that take long, and are not over.
@@ -206,7 +206,7 @@ const PLACE_SHIFT: u32 = 11;
 
 /// The packet whose jobs a slot is running.
 #[derive(Clone, Copy, Default)]
-struct Packet {
+struct OpenPacket {
     sequence: u32,
     place: u16,
     jobs: usize,
@@ -216,7 +216,7 @@ struct Packet {
 }
 
 #[derive(Clone, Copy)]
-struct Running {
+struct BegunJob {
     index: usize,
     since_ns: u64,
     /// CPU time of its thread when it began; `None`: not measured for this job.
@@ -300,7 +300,7 @@ impl Link {
             link: Arc::clone(self),
             turn: Arc::default(),
             bytes: Vec::new(),
-            packet: Packet::default(),
+            packet: OpenPacket::default(),
             running: None,
             begun: 0,
             has_thread: true,
@@ -521,7 +521,7 @@ impl Window {
     ///     │ sequence  32 │      0 │ heard  │ place 16 │  index │ 1 │
     ///     └──────────────┴────────┴────────┴──────────┴────────┴───┘
     /// ```
-    fn pack(packet: &Packet, index: usize) -> u64 {
+    fn pack(packet: &OpenPacket, index: usize) -> u64 {
         u64::from(packet.sequence) << 32
             | u64::from(packet.place) << PLACE_SHIFT
             | (index as u64 & 0x3ff) << 1
@@ -578,9 +578,9 @@ impl Window {
         let job = self.job.load(Ordering::Relaxed) & !HEARD_MASK;
         let now = steady_ns();
         if told.job != job {
-            *told = Told {
+            *told = LatestProgress {
                 job,
-                ..Told::default()
+                ..LatestProgress::default()
             };
         }
         self.has_progress.store(true, Ordering::Relaxed);
@@ -638,10 +638,10 @@ impl Window {
         }
         let mut waits = lock(&self.waits);
         if waits.job != job {
-            *waits = Waits {
+            *waits = OpenWaits {
                 job,
                 number: waits.number,
-                ..Waits::default()
+                ..OpenWaits::default()
             };
         }
         waits.open += 1;
@@ -698,7 +698,7 @@ impl Window {
         }
     }
 
-    fn go_on(&self, waits: &mut Waits, is_to_be_told: bool) -> io::Result<()> {
+    fn go_on(&self, waits: &mut OpenWaits, is_to_be_told: bool) -> io::Result<()> {
         if replace(&mut waits.is_parked, false) {
             self.link.parked.fetch_sub(1, Ordering::Relaxed);
             self.link.tell_news();
@@ -879,7 +879,7 @@ impl Slot {
             } else {
                 self.bytes.extend_from_slice(message);
             }
-            self.packet = Packet {
+            self.packet = OpenPacket {
                 sequence: header.sequence,
                 place: header.place,
                 jobs: header.jobs.into(),
@@ -920,7 +920,7 @@ impl Slot {
         }
         self.begun += 1;
         let is_measured = packet.jobs == 1 || self.begun.is_multiple_of(MEASURED_OF);
-        self.running = Some(Running {
+        self.running = Some(BegunJob {
             index: packet.next,
             since_ns,
             cpu_since_ns: (self.has_thread && is_measured).then(thread_cpu_ns),

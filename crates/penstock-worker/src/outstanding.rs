@@ -22,7 +22,7 @@ use crate::packet::{INLINE_PAYLOAD_BYTES, PacketHeader, encode_job, job_bytes};
 use crate::page::{Pages, anonymous_file, steady_ns};
 use crate::policy::{HandOut, PacketEnd, TaskIndex};
 
-pub use orders::{Given, Running};
+pub use orders::{Given, RunningAt};
 
 mod orders;
 mod parking;
@@ -31,7 +31,7 @@ mod parking;
 /// More than one, since on a busy machine a process can wait for a processor that long.
 const STUCK_TICKS: u32 = 5;
 
-struct Packet {
+struct OutstandingPacket {
     sequence: u32,
     pool: usize,
     task: TaskIndex,
@@ -80,7 +80,7 @@ pub struct Left<J> {
 
 /// Findings of a look at a pool's packets.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Look {
+pub struct PacketFindings {
     /// Packets of which the rest should be taken back: a job of theirs takes long.
     pub slow: Vec<usize>,
     /// Whether the next look may show something new although nothing happens.
@@ -153,7 +153,7 @@ pub struct Outstanding {
     pub pages: Pages,
     pools: Vec<Pool>,
     /// By their place among the claims: of those places that were ever in use, since few of them are as a rule.
-    packets: Vec<Option<Packet>>,
+    packets: Vec<Option<OutstandingPacket>>,
     /// Places of these that are free.
     free_places: Vec<usize>,
     /// How many places there are.
@@ -314,7 +314,7 @@ impl Outstanding {
             sent_ns = steady_ns();
             self.alarms.by(place, Instant::now() + limit);
         }
-        self.packets[place] = Some(Packet {
+        self.packets[place] = Some(OutstandingPacket {
             sequence,
             pool,
             task: hand_out.task,
@@ -408,7 +408,7 @@ impl Outstanding {
         self.used.iter().collect()
     }
 
-    fn places(&self, wanted: impl Fn(usize, &Packet) -> bool) -> Vec<usize> {
+    fn places(&self, wanted: impl Fn(usize, &OutstandingPacket) -> bool) -> Vec<usize> {
         let is_wanted = |place: &usize| {
             let packet = self.packets[*place].as_ref();
             packet.is_some_and(|packet| wanted(*place, packet))
@@ -524,7 +524,7 @@ impl Outstanding {
     }
 
     /// Looks for packets of a pool that have not moved since the last time. `slots`: how many there are.
-    pub fn look(&mut self, pool: usize, slots: usize) -> Look {
+    pub fn look(&mut self, pool: usize, slots: usize) -> PacketFindings {
         let Self {
             pools,
             packets,
@@ -532,7 +532,7 @@ impl Outstanding {
             ..
         } = self;
         let pool = &mut pools[pool];
-        let mut look = Look::default();
+        let mut look = PacketFindings::default();
         let mut claimed = pool.settled;
         let mut unclaimed = Vec::new();
         let mut settled = Vec::new();
@@ -659,12 +659,12 @@ pub(crate) mod tests {
         crate::policy::Policy::<()>::default().task("work")
     }
 
-    struct Desk {
+    struct PoolBench {
         out: Outstanding,
         pull: OwnedFd,
     }
 
-    impl Desk {
+    impl PoolBench {
         /// Children of one slot each.
         fn new(children: u32) -> Self {
             Self::with_slots(children, 1)
@@ -729,7 +729,7 @@ pub(crate) mod tests {
 
     #[test]
     pub(crate) fn what_a_child_ran_has_ended_what_it_began_is_charged_and_the_rest_comes_back() {
-        let mut desk = Desk::new(2);
+        let mut desk = PoolBench::new(2);
         let (mut child, _socket, mut ring) = desk.child(1);
         desk.send(0..4);
         assert_eq!(child.pull().unwrap(), Pulled::Packet);
@@ -761,7 +761,7 @@ pub(crate) mod tests {
     /// its packet is sent again; then it wakes up.
     #[test]
     pub(crate) fn a_packet_that_was_pulled_and_not_claimed_runs_once() {
-        let mut desk = Desk::new(2);
+        let mut desk = PoolBench::new(2);
         desk.send([7]);
         let place = desk.out.places_of(None)[0];
         let back = desk.out.take_back(place, PacketEnd::TakenBack).unwrap();
@@ -788,7 +788,7 @@ pub(crate) mod tests {
 
     #[test]
     pub(crate) fn a_child_that_is_closed_in_the_midst_of_a_packet_begins_nothing_more() {
-        let mut desk = Desk::new(2);
+        let mut desk = PoolBench::new(2);
         let (mut child, socket, _ring) = desk.child(0);
         desk.send(0..3);
         assert_eq!(child.pull().unwrap(), Pulled::Packet);
@@ -816,7 +816,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_child_that_says_nonsense_is_not_believed() {
-        let mut desk = Desk::new(1);
+        let mut desk = PoolBench::new(1);
         desk.send(0..2);
         let place = desk.out.all_places()[0];
         assert!(desk.out.end_job(place, 99, 0).is_none());
@@ -828,7 +828,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_job_that_takes_long_is_noticed_and_its_child_is_stuck_in_time() {
-        let mut desk = Desk::new(2);
+        let mut desk = PoolBench::new(2);
         let (mut child, _socket, _ring) = desk.child(0);
         desk.send(0..3);
         desk.send([3]);
@@ -837,7 +837,7 @@ pub(crate) mod tests {
         let place = desk.out.places_of(Some(0))[0];
         assert_eq!(
             desk.out.look(0, 2),
-            Look {
+            PacketFindings {
                 slow: vec![],
                 again: true
             }
@@ -850,7 +850,7 @@ pub(crate) mod tests {
         // A second child may be about to pull the other packet; were there none, it should come back.
         assert_eq!(
             desk.out.look(0, 2),
-            Look {
+            PacketFindings {
                 slow: vec![place],
                 again: false
             }
@@ -864,7 +864,7 @@ pub(crate) mod tests {
     #[test]
     fn bodies_of_any_size_go_through_and_so_do_results() {
         for size in [0, 1_000, INLINE_PAYLOAD_BYTES, 1 << 20, 16 << 20] {
-            let mut desk = Desk::new(1);
+            let mut desk = PoolBench::new(1);
             let (link, socket, mut ring) = desk.link(0);
             let mut child = link.slot();
             let jobs = vec![delivery(1, vec![7; size])];
@@ -902,7 +902,7 @@ pub(crate) mod tests {
 
     #[test]
     fn what_does_not_fit_the_socket_follows_when_there_is_room() {
-        let mut desk = Desk::new(64);
+        let mut desk = PoolBench::new(64);
         let mut sent = 0;
         while desk.out.has_room(0) {
             let jobs = vec![delivery(sent, vec![0; INLINE_PAYLOAD_BYTES - 100])];
@@ -924,7 +924,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_child_runs_as_many_packets_as_it_has_slots_and_its_death_interrupts_each() {
-        let mut desk = Desk::with_slots(1, 3);
+        let mut desk = PoolBench::with_slots(1, 3);
         let (link, _socket, mut ring) = desk.link(0);
         let mut slots: Vec<Slot> = (0..3).map(|_| link.slot()).collect();
         desk.send(0..3);
@@ -967,7 +967,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_slot_whose_thread_is_lost_tells_of_its_job_and_the_rest_can_be_had_back() {
-        let mut desk = Desk::with_slots(1, 2);
+        let mut desk = PoolBench::with_slots(1, 2);
         let (link, _socket, mut ring) = desk.link(0);
         let (mut lost, mut other) = (link.slot(), link.slot());
         desk.send(0..2);
@@ -1006,7 +1006,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_child_that_closes_claims_and_begins_nothing_more() {
-        let mut desk = Desk::with_slots(1, 3);
+        let mut desk = PoolBench::with_slots(1, 3);
         let (link, _socket, _ring) = desk.link(0);
         let mut slot = link.slot();
         desk.send(0..2);
@@ -1034,7 +1034,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_job_that_goes_alone_keeps_no_more_than_its_own_bytes() {
-        let mut desk = Desk::with_slots(1, 8);
+        let mut desk = PoolBench::with_slots(1, 8);
         let frame = Bytes::from(vec![7; 64 * 1024]);
         let sent = |jobs: u64| {
             let with_slice = |number| {
@@ -1056,7 +1056,7 @@ pub(crate) mod tests {
     /// With thousands of jobs that wait for something a look must not go through all of them each time.
     #[test]
     fn packets_whose_jobs_all_wait_are_looked_at_no_more_and_still_counted() {
-        let mut desk = Desk::with_slots(1, 100);
+        let mut desk = PoolBench::with_slots(1, 100);
         let (link, _socket, _ring) = desk.link(0);
         for number in 0..99 {
             desk.send([number]);
@@ -1117,7 +1117,7 @@ pub(crate) mod tests {
 
     #[test]
     fn of_the_progress_of_a_tenth_of_a_second_the_last_is_told_and_before_the_jobs_end() {
-        let mut desk = Desk::new(1);
+        let mut desk = PoolBench::new(1);
         let (mut child, _socket, mut ring) = desk.child(0);
         desk.send([7, 8]);
         child.pull().unwrap();
@@ -1163,7 +1163,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_job_is_parked_while_any_of_its_waits_lasts_and_that_time_is_not_its_own() {
-        let mut desk = Desk::new(1);
+        let mut desk = PoolBench::new(1);
         let (mut child, socket, mut ring) = desk.child(0);
         let window = child.window();
         desk.send([7]);
@@ -1208,7 +1208,7 @@ pub(crate) mod tests {
 
     #[test]
     fn the_limit_of_a_job_stands_still_while_it_is_parked() {
-        let mut desk = Desk::new(1);
+        let mut desk = PoolBench::new(1);
         let (mut child, _socket, _ring) = desk.child(0);
         let task = task();
         let mut job = delivery(1, vec![]);
@@ -1224,7 +1224,7 @@ pub(crate) mod tests {
         child.begin().unwrap().unwrap();
         desk.out.park(place);
         thread::sleep(Duration::from_millis(100));
-        let step = |desk: &mut Desk| desk.out.look_at_limits(place, Instant::now()).unwrap().1;
+        let step = |desk: &mut PoolBench| desk.out.look_at_limits(place, Instant::now()).unwrap().1;
         assert_eq!(step(&mut desk), Step::Nothing);
         desk.out.unpark(place).unwrap();
         assert!(desk.out.next_alarm().unwrap() <= Instant::now());
@@ -1239,19 +1239,20 @@ pub(crate) mod tests {
 
     #[test]
     pub(crate) fn an_order_reaches_the_job_that_runs_and_never_the_next() {
-        let mut desk = Desk::new(1);
+        let mut desk = PoolBench::new(1);
         let (mut child, _socket, _ring) = desk.child(0);
         let window = child.window();
         desk.send(0..3);
         let place = desk.out.all_places()[0];
         let now = Instant::now();
-        let order = |desk: &mut Desk, index, order| desk.out.order(place, index, order, now, GRACE);
+        let order =
+            |desk: &mut PoolBench, index, order| desk.out.order(place, index, order, now, GRACE);
         assert_eq!(order(&mut desk, 0, Order::Hard), Given::NotRunning);
         child.pull().unwrap();
         child.begin().unwrap().unwrap();
         assert_eq!(order(&mut desk, 1, Order::Hard), Given::NotRunning);
         assert_eq!(window.order(), None);
-        let running = Running {
+        let running = RunningAt {
             place,
             child: 0,
             job: JobAt {
@@ -1280,7 +1281,7 @@ pub(crate) mod tests {
 
     #[test]
     pub(crate) fn a_shield_keeps_off_orders_but_for_the_end_of_a_jobs_time() {
-        let mut desk = Desk::new(1);
+        let mut desk = PoolBench::new(1);
         let (mut child, _socket, _ring) = desk.child(0);
         let window = child.window();
         desk.send(0..2);
@@ -1310,7 +1311,7 @@ pub(crate) mod tests {
     /// One that has heard an order is not looked at before its grace is over, unless it is to be killed.
     #[test]
     pub(crate) fn a_job_that_is_to_be_killed_is_looked_at_at_once() {
-        let mut desk = Desk::new(1);
+        let mut desk = PoolBench::new(1);
         let (mut child, _socket, _ring) = desk.child(0);
         desk.send(0..1);
         let place = desk.out.all_places()[0];
@@ -1343,7 +1344,7 @@ pub(crate) mod tests {
 
     #[test]
     pub(crate) fn a_job_is_looked_at_when_its_limit_can_be_over_and_others_never() {
-        let mut desk = Desk::with_slots(1, 4);
+        let mut desk = PoolBench::with_slots(1, 4);
         let (link, _socket, _ring) = desk.link(0);
         let mut slot = link.slot();
         desk.send([0]);
@@ -1388,7 +1389,7 @@ pub(crate) mod tests {
     /// As threads do it: each slot pulls when it is idle, and none is forgotten in the line.
     #[test]
     fn slots_in_line_take_turns_until_the_end() {
-        let mut desk = Desk::with_slots(1, 8);
+        let mut desk = PoolBench::with_slots(1, 8);
         let (link, socket, mut ring) = desk.link(0);
         let threads: Vec<_> = (0..8)
             .map(|_| {
@@ -1432,7 +1433,7 @@ pub(crate) mod tests {
     #[test]
     fn however_much_is_taken_back_every_job_runs_once() {
         const JOBS: u64 = 20_000;
-        let mut desk = Desk::new(3);
+        let mut desk = PoolBench::new(3);
         let mut children = Vec::new();
         let mut ends = Vec::new();
         for slot in 0..3 {

@@ -151,7 +151,7 @@ impl Drop for Mapping {
 
 /// Content of a claim's word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Claim {
+pub struct PacketClaim {
     /// Which packet: places in the table are used again, sequence numbers for a long time not.
     pub sequence: u32,
     /// The child that has it; `None` while it is on its way.
@@ -162,7 +162,7 @@ pub struct Claim {
     pub begun: usize,
 }
 
-impl Claim {
+impl PacketClaim {
     fn pack(self) -> u64 {
         let owner = self.owner.map_or(0, |child| u64::from(child) + 1);
         u64::from(self.sequence) << 32
@@ -207,7 +207,7 @@ impl ClaimCell {
     /// Supervisor: the packet is about to be sent. The place must not be in use.
     pub fn offer(&self, sequence: u32, jobs: usize) {
         assert!(jobs <= MAX_PACKET_JOBS);
-        let claim = Claim {
+        let claim = PacketClaim {
             sequence,
             owner: None,
             limit: jobs,
@@ -217,8 +217,8 @@ impl ClaimCell {
         self.word.store(claim.pack(), Ordering::Release);
     }
 
-    pub fn read(&self) -> Claim {
-        Claim::unpack(self.word.load(Ordering::Acquire))
+    pub fn read(&self) -> PacketClaim {
+        PacketClaim::unpack(self.word.load(Ordering::Acquire))
     }
 
     /// When the job began that was the last to begin at the latest [`ClaimCell::read`], or one after it.
@@ -280,13 +280,16 @@ impl ClaimCell {
         job.order_in(self.heard.load(Ordering::Acquire))
     }
 
-    fn change(&self, change: impl Fn(Claim) -> Option<Claim>) -> Result<Claim, Claim> {
+    fn change(
+        &self,
+        change: impl Fn(PacketClaim) -> Option<PacketClaim>,
+    ) -> Result<PacketClaim, PacketClaim> {
         self.word
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, |word| {
-                change(Claim::unpack(word)).map(Claim::pack)
+                change(PacketClaim::unpack(word)).map(PacketClaim::pack)
             })
-            .map(Claim::unpack)
-            .map_err(Claim::unpack)
+            .map(PacketClaim::unpack)
+            .map_err(PacketClaim::unpack)
     }
 
     /// Child: takes the packet it has just pulled. False: it was taken back, so it is nobody's.
@@ -294,7 +297,7 @@ impl ClaimCell {
         self.change(|claim| {
             let is_it = claim.sequence == sequence || planted!("claim-a-former-packet");
             let free = is_it && claim.owner.is_none() && claim.limit > 0;
-            free.then_some(Claim {
+            free.then_some(PacketClaim {
                 owner: Some(child),
                 ..claim
             })
@@ -309,7 +312,7 @@ impl ClaimCell {
         self.change(|claim| {
             let mine = claim.sequence == sequence && claim.owner == Some(child);
             (mine && (index < claim.limit || planted!("begin-what-was-taken-back"))).then_some(
-                Claim {
+                PacketClaim {
                     begun: index + 1,
                     ..claim
                 },
@@ -319,9 +322,9 @@ impl ClaimCell {
     }
 
     /// Supervisor: from here on nothing more of the packet begins. Returns what it said before.
-    pub fn take_back(&self) -> Claim {
+    pub fn take_back(&self) -> PacketClaim {
         match self.change(|claim| {
-            Some(Claim {
+            Some(PacketClaim {
                 limit: claim.begun,
                 ..claim
             })
@@ -371,7 +374,7 @@ fn wake(word: &AtomicU32) {
 }
 
 #[repr(C, align(64))]
-struct Line(AtomicU64);
+struct CacheLine(AtomicU64);
 
 /// The supervisor's view: everything.
 pub struct Pages {
@@ -423,7 +426,10 @@ impl Pages {
     pub fn fresh_ring(&self, child: u32) -> RingReader {
         let ring = self.ring(child);
         let offset = ring.offset;
-        self.all.at::<Line>(offset).0.store(0, Ordering::Release);
+        self.all
+            .at::<CacheLine>(offset)
+            .0
+            .store(0, Ordering::Release);
         if !planted!("fault-of-the-one-before") {
             self.fault_word(child).store(0, Ordering::Release);
         }
@@ -432,7 +438,7 @@ impl Pages {
         }
         self.trim_word(child).store(0, Ordering::Release);
         self.all
-            .at::<Line>(offset + LINE_BYTES)
+            .at::<CacheLine>(offset + LINE_BYTES)
             .0
             .store(0, Ordering::Release);
         ring
@@ -498,7 +504,11 @@ pub struct RingReader {
 impl RingReader {
     /// Appends what is new to `out` and makes its room free.
     pub fn read(&mut self, pages: &Pages, out: &mut Vec<u8>) -> Result<(), Damaged> {
-        let head = pages.all.at::<Line>(self.offset).0.load(Ordering::Acquire);
+        let head = pages
+            .all
+            .at::<CacheLine>(self.offset)
+            .0
+            .load(Ordering::Acquire);
         let len = head.wrapping_sub(self.tail) as usize;
         if len == 0 {
             return Ok(());
@@ -524,7 +534,7 @@ impl RingReader {
         self.tail = head;
         pages
             .all
-            .at::<Line>(self.offset + LINE_BYTES)
+            .at::<CacheLine>(self.offset + LINE_BYTES)
             .0
             .store(head, Ordering::Release);
         Ok(())
@@ -608,7 +618,11 @@ impl RingWriter {
     pub fn push(&mut self, frame: &[u8]) -> bool {
         let room = |tail: u64, head: u64| RING_BYTES - (head - tail) as usize;
         if room(self.tail, self.head) < frame.len() {
-            let tail = self.own.at::<Line>(LINE_BYTES).0.load(Ordering::Acquire);
+            let tail = self
+                .own
+                .at::<CacheLine>(LINE_BYTES)
+                .0
+                .load(Ordering::Acquire);
             self.tail = tail;
             if room(self.tail, self.head) < frame.len() {
                 return false;
@@ -624,7 +638,10 @@ impl RingWriter {
             }
         }
         self.head += frame.len() as u64;
-        self.own.at::<Line>(0).0.store(self.head, Ordering::Release);
+        self.own
+            .at::<CacheLine>(0)
+            .0
+            .store(self.head, Ordering::Release);
         true
     }
 }
@@ -672,13 +689,13 @@ pub(crate) mod tests {
     #[test]
     fn a_claim_survives_packing() {
         for owner in [None, Some(0), Some(crate::MAX_PROCESSES - 1)] {
-            let claim = Claim {
+            let claim = PacketClaim {
                 sequence: u32::MAX - 1,
                 owner,
                 limit: MAX_PACKET_JOBS,
                 begun: MAX_PACKET_JOBS - 1,
             };
-            assert_eq!(Claim::unpack(claim.pack()), claim);
+            assert_eq!(PacketClaim::unpack(claim.pack()), claim);
         }
     }
 
@@ -792,7 +809,11 @@ pub(crate) mod tests {
         reader.read(&pages, &mut out).unwrap();
         assert_eq!(out.len(), RING_BYTES);
         assert!(child.push(&[1]));
-        child.own.at::<Line>(0).0.store(u64::MAX, Ordering::Release);
+        child
+            .own
+            .at::<CacheLine>(0)
+            .0
+            .store(u64::MAX, Ordering::Release);
         assert_eq!(reader.read(&pages, &mut out), Err(Damaged));
     }
 

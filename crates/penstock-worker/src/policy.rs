@@ -85,14 +85,14 @@ pub enum Credit {
 
 /// Measured run time of a job.
 #[derive(Clone, Copy, Debug, Default)]
-struct Pace {
+struct TaskPace {
     /// Mean in nanoseconds; 0 if not known yet.
     mean_ns: u64,
-    /// Number of jobs that it is based on, up to [`Pace::MEMORY`].
+    /// Number of jobs that it is based on, up to [`TaskPace::MEMORY`].
     jobs: u64,
 }
 
-impl Pace {
+impl TaskPace {
     /// Number of recent jobs that the mean covers.
     const MEMORY: u64 = 64;
     /// Factor of the mean up to which a single job counts ...
@@ -131,7 +131,7 @@ impl Pace {
     }
 }
 
-struct Waiting<J> {
+struct QueuedJob<J> {
     job: J,
     bytes: usize,
     /// Jobs of all tasks, numbered as they arrive; the lowest goes first.
@@ -140,11 +140,11 @@ struct Waiting<J> {
 
 struct Task<J> {
     name: String,
-    pace: Pace,
+    pace: TaskPace,
     /// Maximum packet size so far. Each packet that went well doubles it, so that one lucky measurement does
     /// not put 256 jobs behind each other.
     largest: usize,
-    waiting: VecDeque<Waiting<J>>,
+    waiting: VecDeque<QueuedJob<J>>,
 }
 
 pub struct Policy<J> {
@@ -157,7 +157,7 @@ pub struct Policy<J> {
     first_arrival: i64,
     waiting: usize,
     /// Recent mix of jobs.
-    pace: Pace,
+    pace: TaskPace,
     slots: usize,
     processes: usize,
     stuck: usize,
@@ -211,7 +211,7 @@ impl<J> Policy<J> {
             last_arrival: 0,
             first_arrival: 0,
             waiting: 0,
-            pace: Pace::default(),
+            pace: TaskPace::default(),
             slots: 0,
             processes: 0,
             stuck: 0,
@@ -265,7 +265,7 @@ impl<J> Policy<J> {
         self.by_name.insert(name.to_owned(), index);
         self.tasks.push(Task {
             name: name.to_owned(),
-            pace: Pace::default(),
+            pace: TaskPace::default(),
             largest: 1,
             waiting: VecDeque::new(),
         });
@@ -281,7 +281,7 @@ impl<J> Policy<J> {
         if waiting.is_empty() {
             self.order.insert(arrival, task);
         }
-        waiting.push_back(Waiting {
+        waiting.push_back(QueuedJob {
             job,
             bytes,
             arrival,
@@ -298,7 +298,7 @@ impl<J> Policy<J> {
         }
         for (job, bytes) in jobs.rev() {
             self.first_arrival -= 1;
-            waiting.push_front(Waiting {
+            waiting.push_front(QueuedJob {
                 job,
                 bytes,
                 arrival: self.first_arrival,
@@ -662,9 +662,9 @@ impl<J> Policy<J> {
     }
 
     /// Removes and returns the waiting jobs that `wanted` selects, in the order of their arrival.
-    fn take_waiting(&mut self, mut wanted: impl FnMut(Pace) -> bool) -> Vec<J> {
+    fn take_waiting(&mut self, mut wanted: impl FnMut(TaskPace) -> bool) -> Vec<J> {
         let mut taken = Vec::new();
-        let mut all: Vec<(TaskIndex, Waiting<J>)> = Vec::with_capacity(self.waiting);
+        let mut all: Vec<(TaskIndex, QueuedJob<J>)> = Vec::with_capacity(self.waiting);
         for (index, task) in self.tasks.iter_mut().enumerate() {
             all.extend(task.waiting.drain(..).map(|job| (TaskIndex(index), job)));
         }

@@ -13,7 +13,7 @@ use crate::policy::TaskIndex;
 
 /// A job that runs, as its child says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Running {
+pub struct RunningAt {
     pub place: usize,
     pub child: u32,
     pub job: JobAt,
@@ -23,7 +23,7 @@ pub struct Running {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Given {
     /// The child is to be signalled.
-    Now(Running),
+    Now(RunningAt),
     /// This, or more, was ordered before.
     Before,
     /// The job runs no more, or not yet.
@@ -42,13 +42,13 @@ impl Outstanding {
     }
 
     /// The job that runs of the packet at this place.
-    pub fn running(&self, place: usize) -> Option<Running> {
+    pub fn running(&self, place: usize) -> Option<RunningAt> {
         let packet = self.packets[place].as_ref()?;
         let claim = self.pages.claim(place).read();
         let index = claim.begun.checked_sub(1)?;
         // Only indices, to be checked.
         packet.jobs.get(index)?.as_ref()?;
-        Some(Running {
+        Some(RunningAt {
             place,
             child: claim.owner?,
             job: JobAt {
@@ -115,7 +115,7 @@ impl Outstanding {
     }
 
     /// Decides what to do now about the job that runs at a place.
-    pub fn look_at_limits(&mut self, place: usize, now: Instant) -> Option<(Running, Step)> {
+    pub fn look_at_limits(&mut self, place: usize, now: Instant) -> Option<(RunningAt, Step)> {
         let running = self.running(place);
         let cell = self.pages.claim(place);
         let packet = self.packets[place].as_mut()?;

@@ -11,7 +11,7 @@ use std::time::Instant;
 use penstock_message::{CancelOrder, Lease};
 
 use super::Supervisor;
-use super::orders::Told;
+use super::orders::OrderResult;
 use crate::order::Order;
 use crate::policy::PacketEnd;
 
@@ -33,7 +33,7 @@ impl Supervisor {
         }
         for (lease, order) in orders {
             let told = self.order(&lease, Order::Cancel, now);
-            if told == Told::Running && order.kill {
+            if told == OrderResult::Running && order.kill {
                 self.hasten(&lease, now);
             }
         }

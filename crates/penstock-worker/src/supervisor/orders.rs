@@ -23,7 +23,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::{Phase, Supervisor};
 use crate::limits::{Limits, Step};
 use crate::order::Order;
-use crate::outstanding::{Given, Running};
+use crate::outstanding::{Given, RunningAt};
 use crate::policy::TaskIndex;
 
 /// Header that tells a child to fail a job instead of running it, because its limit has passed; the value says
@@ -35,7 +35,7 @@ const LOOK_AT_EVICTED: Duration = Duration::from_millis(50);
 
 /// Result of an order to the job of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Told {
+pub(super) enum OrderResult {
     /// It is running, and has its order.
     Running,
     /// It is waiting here, and has not begun.
@@ -65,22 +65,22 @@ pub(super) struct Evicted {
 impl Supervisor {
     /// Orders the job that has this lease to stop, or to clean up. May be repeated. A job that has ended, or is
     /// just ending, is unaffected, and the job after it is never hit.
-    pub(super) fn order(&mut self, lease: &Lease, order: Order, now: Instant) -> Told {
+    pub(super) fn order(&mut self, lease: &Lease, order: Order, now: Instant) -> OrderResult {
         if let Some((place, index)) = self.outstanding.find(lease) {
             let grace = self.config.kill_grace;
             return match self.outstanding.order(place, index, order, now, grace) {
                 Given::Now(running) => {
                     self.signal(running.child);
-                    Told::Running
+                    OrderResult::Running
                 }
-                Given::Before => Told::Running,
-                Given::NotRunning => Told::Waiting,
+                Given::Before => OrderResult::Running,
+                Given::NotRunning => OrderResult::Waiting,
             };
         }
         let is_it = |job: &Delivery| job.lease == *lease;
         match self.pools.iter().any(|pool| pool.policy.any(is_it)) {
-            true => Told::Waiting,
-            false => Told::NotHere,
+            true => OrderResult::Waiting,
+            false => OrderResult::NotHere,
         }
     }
 
@@ -139,8 +139,8 @@ impl Supervisor {
     }
 
     /// Ends the process of a job that did not end when it was ordered to.
-    fn condemn(&mut self, running: Running, now: Instant) {
-        let Running { place, child, job } = running;
+    fn condemn(&mut self, running: RunningAt, now: Instant) {
+        let RunningAt { place, child, job } = running;
         let delivery = self.outstanding.job(place, job.index);
         let Some(delivery) = delivery.filter(|_| !self.is_evicted(child)) else {
             return;
@@ -198,7 +198,7 @@ impl Supervisor {
     fn count_condemned(&self, child: u32) -> (usize, usize) {
         let places = self.outstanding.places_of(Some(child)).into_iter();
         let running = places.filter_map(|place| self.outstanding.running(place));
-        let is_condemned = |running: &Running| {
+        let is_condemned = |running: &RunningAt| {
             let condemned = self.outstanding.condemned(running.place);
             condemned.is_some_and(|(index, _)| index == running.job.index)
         };
