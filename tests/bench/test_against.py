@@ -90,7 +90,9 @@ def test_the_first_build_has_no_advantage() -> None:
 
 
 def test_the_parts_of_this_build(tmp_path: Path) -> None:
-    this = against.Build("this", Path(sys.prefix).parent, tmp_path)
+    # The environment of this Python, which need not be the checkout's own.
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    this = against.Build("this", tmp_path, tmp_path)
     assert this.python.samefile(sys.executable)
     figures = against.parts(this, 5_000, tmp_path)
     assert set(figures) == {*against.PARTS, *against.RATES}

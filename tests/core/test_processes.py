@@ -13,7 +13,9 @@ from penstock import _core, errors
 PROGRAM = str(Path(penstock.__file__).with_name("_bin") / "penstock")
 
 PRELUDE = f"""
-import os, sys
+import os, sys, warnings
+# Python 3.12 and newer warn about a fork in a program with threads, which is under test here.
+warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
 from penstock import _core, errors
 client = _core.Client(os.environ["PENSTOCK_URL"], program={PROGRAM!r})
 job = _core.Options("task")
