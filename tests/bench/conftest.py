@@ -1,4 +1,4 @@
-"""Let the tests import the scripts of bench/, which are no package, as the scripts import each other."""
+"""Lets the tests import the scripts of bench/, which isn't a package, the way the scripts import each other."""
 
 import sys
 from pathlib import Path

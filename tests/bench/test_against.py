@@ -1,4 +1,4 @@
-"""A build that costs more fails, any other passes, and the bound is as its docstring defines it."""
+"""The comparison fails a slower build, passes any other, and computes the bound that its docstring defines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import run
 
 def test_the_bound_is_the_smallest_ratio_that_is_safe() -> None:
     places = {count: against.place_of_bound(count, 0.95) for count in (4, 5, 7, 8, 12, 20, 100)}
-    # From tables of the sign test, counted from the other end.
+    # From sign-test tables, which count from the other end.
     assert places == {4: None, 5: 5, 7: 7, 8: 7, 12: 10, 20: 15, 100: 59}
     assert against.bound([1.09, 1.01, 1.02, 1.03, 1.04, 1.05, 1.06, 1.07]) == 1.07
     with pytest.raises(ValueError, match="4 pairs say nothing"):
@@ -24,13 +24,13 @@ def test_the_bound_is_the_smallest_ratio_that_is_safe() -> None:
 
 @pytest.mark.parametrize("count", [5, 12, 30])
 def test_the_bound_holds_however_ratios_are_distributed(count: int) -> None:
-    """In 95 of 100 runs the bound is not below the true median; the next smaller ratio is less safe."""
+    """In 95 of 100 runs the bound is at or above the true median; the next smaller ratio is less safe."""
     draw = random.Random(4)
     distributions = [
         lambda: draw.lognormvariate(0, 0.3),
         lambda: draw.uniform(0, 2),
-        lambda: 1 + draw.expovariate(1) - 0.6931471805599453,  # skewed, its median at 1
-        lambda: 1 + draw.choice((-1, 1)) * draw.paretovariate(0.5),  # without a mean
+        lambda: 1 + draw.expovariate(1) - 0.6931471805599453,  # skewed, with its median at 1
+        lambda: 1 + draw.choice((-1, 1)) * draw.paretovariate(0.5),  # has no mean
     ]
     place = against.place_of_bound(count, 0.95)
     assert place is not None
@@ -44,7 +44,7 @@ def test_the_bound_holds_however_ratios_are_distributed(count: int) -> None:
 
 def noisy(ratio: float) -> list[tuple[float, float]]:
     draw = random.Random(9)
-    machine = [draw.uniform(2, 4) for _ in range(12)]  # rates swing by a factor of two from pair to pair
+    machine = [draw.uniform(2, 4) for _ in range(12)]  # rates vary by a factor of two between pairs
     return [(cost, cost * ratio * draw.uniform(0.99, 1.01)) for cost in machine]
 
 
@@ -56,7 +56,7 @@ def test_only_a_build_that_costs_more_fails() -> None:
         text, passes = against.report({name: noisy(1.05 if name == slower else 1.0) for name in parts})
         (line,) = [line for line in text.splitlines() if "over 1.03" in line]
         assert not passes and line.startswith(f"| {slower} ")
-    # A median below the limit is not enough: the bound must be below it, too.
+    # A median below the limit isn't enough: the bound must be below it too.
     wide = [(1.0, 1.0)] * 8 + [(1.0, 1.2)] * 4
     text, passes = against.report(dict.fromkeys(parts, wide))
     assert "|   1.000 |     1.200 | over 1.03 |" in text and not passes

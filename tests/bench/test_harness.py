@@ -1,4 +1,4 @@
-"""The benchmark measures what it says, survives a peer that fails, and leaves no process behind."""
+"""The benchmark measures what it claims to, survives a failing contestant, and leaves no process behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures in documents were measured, are shown with their level, and are compared the right way round."""
+"""Figures in documents were measured, show their durability level, and are compared in the right direction."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from results import Results
 
 
 def measured() -> dict[str, Any]:
-    """Return the results of two workloads, in which one contestant fails."""
+    """Return the results of two workloads in which one contestant fails."""
     found = Results()
     for drain in (90_000.0, 110_000.0, 100_000.0):
         found.add("no-op", "penstock", {"drain_per_s": drain, "end_to_end_per_s": 80_000.0, "enqueue_per_s": 400_000.0})
@@ -73,7 +73,7 @@ def test_full_tables() -> None:
     assert rows["dramatiq, Redis everysec"][-1] == "25x"
     assert rows["Celery, RabbitMQ"] == ["L0", "failed", "", "", ""]
     latency = {cells[0]: cells[1:] for cells in lines if len(cells) == 5}
-    # Less is better here, so the ratio is inverted.
+    # Lower is better here, so the ratio is inverted.
     assert latency["dramatiq, Redis everysec"] == ["L0+", "5.00", "10.0", "12x"]
     assert "Celery, RabbitMQ failed: no progress for 30 s" in shown
     assert "append + fdatasync takes 99 µs (p99 171 µs)" in shown

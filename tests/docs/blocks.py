@@ -1,4 +1,4 @@
-"""Finds the code blocks of a Markdown page that can run."""
+"""Finds the runnable code blocks of a Markdown page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Block:
 
     @property
     def file(self) -> str | None:
-        """A Python block that opens with `# shop.py` is that file; any other is a part of the page's script."""
+        """The path in a Python block's first line, such as `# shop.py`; None for a part of the page's script."""
         name = re.match(r"# ([\w/]+\.py)\n", self.text)
         return name[1] if name else None
 
@@ -33,14 +33,14 @@ def blocks(page: Path, language: str) -> list[Block]:
 
 @dataclass
 class Chapter:
-    """Some files, and the page's own Python that uses them, at the lines it has on the page."""
+    """Some files and the page's script that uses them; the script keeps its line numbers on the page."""
 
     files: dict[str, str]
     script: str = ""
 
 
 def chapters(page: Path) -> list[Chapter]:
-    """A file after a script begins a new chapter: another app, another broker."""
+    """Split a page into chapters. A file after a script begins one: another app, another broker."""
     found: list[Chapter] = []
     for block in blocks(page, "python"):
         if not found or (block.file and found[-1].script):

@@ -1,7 +1,7 @@
-"""docs/guarantees.md: its sentences, the tests that they name, and whether those ran.
+"""Sentences of docs/guarantees.md, the tests that they name, and whether those tests ran.
 
-``make test`` leaves a list of what passed in ``.ran/``; run as a program, this file holds the page
-against it. A test may be skipped for what a machine lacks, but not where CI=true.
+``make test`` writes the names of passed tests to ``.ran/``. Run as a program, this file compares the page
+with that list. A test may be skipped if the machine lacks something, but not where CI=true.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ FOOTNOTE = r"^\[\^([\w-]+)\]: (.*(?:\n +.*)*)"
 NOTE = re.compile(r"\[\^([\w-]+)\]")
 
 
-# Begins the line of a test that was skipped.
+# Starts the line of a skipped test.
 SKIPPED = "skipped "
 
-# Stands for all that the simulator checks at each step of each seed.
+# Represents every check that the simulator makes at each step of each seed.
 SIMULATOR = "make simulate"
 
 
@@ -36,7 +36,7 @@ class Sentence:
 
 @dataclass(frozen=True)
 class Proof:
-    """A test, as ``path::name``."""
+    """A test, written ``path::name``."""
 
     path: str
     name: str
@@ -50,15 +50,15 @@ class Proof:
         return file.is_file() and bool(re.search(rf"\b{define} {self.name}\b", file.read_text()))
 
     def ran(self, passed: set[str]) -> bool:
-        """Whether one of the tests that passed is this, or a case of it."""
+        """Whether this test, or a case of it, passed."""
         parts = Path(self.path).parts
         if parts[:3] == ("crates", "penstock-sim", "src"):
             return SIMULATOR in passed
         if parts[0] == "crates":
-            # crates/penstock-x/src/... is tested by penstock_x, crates/penstock-x/tests/y/... by y.
+            # Tests of crates/penstock-x/src/... run in penstock_x, tests of crates/penstock-x/tests/y/... in y.
             within = parts[1].replace("-", "_") if parts[2] == "src" else Path(parts[3]).stem
             if within == "penstock_conformance":
-                # Scenarios are tests of those who run them.
+                # Scenarios run as tests of the conformance suite's drivers.
                 within = "drivers::conformance"
             here = re.compile(rf"{within}::(\w+::)*{self.name}")
         else:
@@ -67,7 +67,7 @@ class Proof:
 
 
 def sentences(text: str) -> list[Sentence]:
-    """All that the page promises: every sentence behind its first section's heading, but for the footnotes."""
+    """Return every promise of the page: all sentences below its first section's heading, except footnotes."""
     found = []
     begun = 0
     for skipped in (r"^```.*?^```$", FOOTNOTE):
@@ -92,7 +92,7 @@ def sentences(text: str) -> list[Sentence]:
 
 def split(paragraph: str, line: int) -> list[Sentence]:
     parts = re.split(r"(?<=[.!?\]])(?<!e\.g\.) +(?=[A-Z`*\"])", paragraph)
-    # A bracket ends a sentence only when it is a footnote's.
+    # A bracket ends a sentence only if it closes a footnote reference.
     whole: list[str] = []
     for part in parts:
         if whole and not re.search(r"([.!?:]|[.!?:]?(\[\^[\w-]+\])+)[*|]*$", whole[-1]):
@@ -125,7 +125,7 @@ def passed(ran: Path = RAN) -> set[str]:
 
 
 def skipped(ran: Path = RAN) -> set[str]:
-    """The pytest node ids of what `make test` saw skipped."""
+    """Return the pytest node ids of tests that `make test` skipped."""
     lines = (ran / "python.txt").read_text().splitlines()
     return {line.removeprefix(SKIPPED) for line in lines if line.startswith(SKIPPED)}
 

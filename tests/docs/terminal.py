@@ -1,4 +1,4 @@
-"""A picture of terminals, drawn from what commands printed.
+"""Draws pictures of terminals from the output of commands.
 
 .venv/bin/python tests/docs/terminal.py     runs the README's quickstart and writes docs/pictures/quickstart.svg
 """
@@ -23,7 +23,7 @@ CHARACTER, LINE, MARGIN, TITLE = 7.8, 18, 14, 28
 
 @dataclass
 class Terminal:
-    """A window: a title, and lines, of which those that begin with ``$`` are what somebody typed."""
+    """A terminal window: a title and lines. Lines that begin with ``$`` were typed by a person."""
 
     title: str
     text: str
@@ -70,11 +70,11 @@ def draw(terminals: list[Terminal]) -> str:
 
 
 def shown(picture: str) -> str:
-    """The text of a picture, but for the places where its lines are broken."""
+    """Return the text of a picture without its line breaks."""
     return unescape("".join(re.findall(r'<text class="(?:typed|shown)"[^>]*>(.*?)</text>', picture)))
 
 
-# What differs from run to run, from machine to machine and from version to version.
+# Text that varies between runs, machines and versions.
 CHANGING = [
     (r"[\d-]{10}T[\d:.]+Z", "TIME"),
     (r"worker@[\w.-]+:\d+", "WORKER"),
@@ -96,11 +96,11 @@ def masked(picture: str) -> str:
 
 
 def quickstart(project: Project) -> str:
-    """Run the README's two commands and ``penstock status``, and draw what they printed."""
+    """Run the README's two commands and ``penstock status``, and draw their output."""
     file = next(block for block in blocks(ROOT / "README.md", "python") if block.file)
     assert file.file is not None
     project.write(file.file, file.text)
-    # One slot for each processor is the default; pictures must not depend on the machine.
+    # The default is one slot per processor, but pictures must not depend on the machine.
     worker = project.worker("shop:app", "-c", "2")
     worker.wait_for_output("queues: default")
     script = project.run("python", file.file)

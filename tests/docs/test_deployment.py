@@ -1,4 +1,4 @@
-"""docs/deployment.md: its files are what the programs that read them accept."""
+"""The files in docs/deployment.md are accepted by the programs that read them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def name(block: Block) -> str:
 @pytest.mark.parametrize("block", blocks(PAGE, "ini"), ids=name)
 def test_a_unit_is_one_that_systemd_accepts(project: Project, block: Block):
     needs(shutil.which("systemd-analyze"), "systemd-analyze (Debian: systemd)")
-    # Its program and its users are on the machine that it is for.
+    # The unit's program and user exist only on a deployed machine.
     unit = re.sub(r"^ExecStart=\S+", f"ExecStart={PROGRAM}", block.text, flags=re.MULTILINE)
     unit = re.sub(r"^(User|WorkingDirectory)=.*\n", "", unit, flags=re.MULTILINE)
     path = project.write(name(block).rsplit("/", 1)[1], unit)

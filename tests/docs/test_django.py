@@ -1,4 +1,4 @@
-"""docs/django.md in a real project: jobs of a transaction that commits, none of one that is rolled back."""
+"""docs/django.md in a real project: a committed transaction enqueues its jobs, a rolled-back one none."""
 
 from __future__ import annotations
 
@@ -127,5 +127,5 @@ def test_its_tests_pass_in_djangos_runner(project):
     )
     assert "Ran 2 tests" in output
     assert "OK" in output
-    # No broker was started for them.
+    # Nothing started a broker for them.
     assert not project.data.exists()

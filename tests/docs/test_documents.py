@@ -1,4 +1,4 @@
-"""The pages are true: their Python runs, their commands exist, their links lead somewhere."""
+"""The pages are true: their Python runs, their commands exist, and their links resolve."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def test_the_python_of_a_page_runs(project, chapter):
 @pytest.mark.parametrize("page", named(PAGES))
 def test_the_commands_of_a_page_exist(project, page):
     for command in sorted(set(commands(page.read_text()))):
-        # The program looks at all that comes before --help: commands, options and their values.
+        # The program checks everything before --help: commands, options and their values.
         run = project.penstock(*shlex.split(command), "--help")
         assert run.returncode == 0, f"{page.name} has `penstock {command}`:\n{run.output}"
 
 
 def commands(text: str) -> list[str]:
-    """Find the arguments of `penstock` on lines of their own, in unit files, and in lists of words."""
+    """Find the arguments of `penstock` on separate lines, in unit files, and in lists of words."""
     lines = r"^(?:    |\$ )?(?:\w+=\S+ )*penstock (?=\w+\b)([^\n#>|]*)|^ExecStart=\S*/penstock (.*)$"
     found = [typed or started for typed, started in re.findall(lines, text, re.MULTILINE)]
     found += [words.replace(",", " ") for words in re.findall(r"\[\"?penstock\"?, ([^\]]*)\]", text)]

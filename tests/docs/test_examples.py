@@ -1,4 +1,4 @@
-"""Each example does what its first lines say: one command for the worker, one for the script; or one for all of it."""
+"""Each example runs as its first lines say: one command for the worker and one for the script, or one for both."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_an_example(project, name):
 
 
 def measure(project: Project, name: str, *options: str) -> tuple[Process, str]:
-    """Run an example that starts all it needs by itself; give its picture, too."""
+    """Run an example that starts everything it needs; return the process and its picture."""
     written = [project.directory / f"{name}.svg", project.directory / f"{name}.html"]
     outputs = [word for path in written for word in ("--output", str(path))]
     run = project.run(sys.executable, "-m", f"examples.{name}", *options, *outputs, cwd=ROOT, timeout=100)
@@ -56,7 +56,7 @@ def measure(project: Project, name: str, *options: str) -> tuple[Process, str]:
 
 
 def stands_alone(page: Path, picture: str) -> None:
-    """A page holds its picture, and loads nothing."""
+    """Check that a page contains its picture and loads nothing."""
     text = page.read_text()
     assert picture in text
     assert not re.search(r"<(script|link|img)|@import|url\(", text)
@@ -69,12 +69,12 @@ def test_each_way_of_the_collector_is_faster_than_the_one_before(project):
     assert [name for name, _ in figures] == [
         "serial (1 of 6 pages, scaled)", "a job a page", "a group a page", "overlapping chords", "limit",
     ]  # fmt: skip
-    # No order of the requests beats the limit; and a machine with much else to do may hold up any of them.
+    # No order of the requests beats the limit; but a busy machine may delay any of them.
     seconds = [float(figure) for _, figure in figures]
     assert min(seconds) == seconds[-1], run.output
     if seconds != sorted(seconds, reverse=True):
         raise TooSlow(run.output)
-    # The chart has no more requests at once than there are slots.
+    # The chart never shows more concurrent requests than slots.
     used = [int(rows) for rows in re.findall(r"\((\d+) of 30 slots\)", picture)]
     assert len(used) == 3 and max(used) <= 30
 
@@ -95,7 +95,7 @@ def test_the_breakdown_makes_the_same_page_in_each_way(project):
     for _, clients, requests, *quantiles in figures:
         assert requests == {"1": "6", "3": "6"}[clients]
         assert sorted(quantiles, key=milliseconds) == quantiles
-    # The white of the page, a violin for each, and a legend.
+    # The page's white background, one violin per figure, and a legend.
     assert picture.count('z" fill="#') == 1 + len(figures) + len({name for name, *_ in figures})
 
 
@@ -109,7 +109,7 @@ def test_a_poll_piles_up_only_where_it_may_overlap_itself(project):
     assert skipped[0] >= 3 and skipped[2] == 0, run.output
     if polls[2] < 14:
         raise TooSlow(run.output)
-    # All of its slots are taken, and others wait: the status says so.
+    # Status shows that all its slots are busy and that other jobs wait.
     queue = re.search(r"^allow +(\d+) +0 +4 ", run.output, re.MULTILINE)
     assert queue is not None and int(queue[1]) == most[2] - 4, run.output
     assert picture.count("<path") == 2 + len(figures) + len(re.findall(r'text-anchor="end"', picture))

@@ -1,4 +1,4 @@
-"""docs/guarantees.md promises nothing that no test shows."""
+"""docs/guarantees.md promises nothing without a test that shows it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Keeps the worst patterns of unidiomatic English out of comments, documents and messages.
 
 Prose that reads as if translated costs every reader a second look. The rules and what to write instead are in
-CONTRIBUTING.md; the nouns are in docs/internals/words.md. A finding that is right after all goes into ``EXCEPTIONS``.
+CONTRIBUTING.md; the nouns are in docs/internals/words.md. Add justified findings to ``EXCEPTIONS``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = ("bench", "crates", "docs", "examples", "fuzz", "proto", "python", "tests", "tools")
 SKIPPED = re.compile(r"(^|/)(target|\.venv|\.ran|_build|__pycache__|_bin|results)(/|$)|/generated\.rs$|_pb2\.py$")
 
-# Paths (or beginnings of paths) that still have to be rewritten.
+# Paths (or path prefixes) that haven't been rewritten yet.
 NOT_YET: tuple[str, ...] = (
     "bench/",
     "crates/penstock-broker/",
@@ -36,13 +36,13 @@ NOT_YET: tuple[str, ...] = (
     "tools/generate-wire/",
 )
 
-# (path, part of the line): why it is right.
+# (path, part of the line): why it is justified.
 EXCEPTIONS: dict[tuple[str, str], str] = {}
 
 # The first line of a doc comment or docstring begins with a verb or a concrete noun.
 FIRST_WORD = re.compile(r"(What|Whoever|Who|Of|Those|It|One|So many|They|That)\b")
 
-# Phrase, and what to write.
+# Phrase, and its replacement.
 PHRASES = {
     r"whoever": "any client that",
     r"all the same": "anyway",
@@ -129,7 +129,7 @@ def rules(text: str, suffix: str) -> Iterator[tuple[int, str]]:
 
 
 def doc_starts(text: str, suffix: str) -> Iterator[tuple[int, str]]:
-    """Yield the first line of each doc comment or docstring, without its marker, and its number."""
+    """Yield the line number and first line of each doc comment or docstring, without its marker."""
     if suffix == ".rs":
         before = ""
         for number, line in enumerate(text.split("\n"), 1):

@@ -1,4 +1,4 @@
-"""The README's quickstart, word for word: its file, its two commands, what they print, and the picture of that."""
+"""The README's quickstart, word for word: its file, its two commands, their output, and its picture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recipes of docs/middleware.md with the real libraries, to the end: an event at a server, spans in the output."""
+"""The recipes of docs/middleware.md with the real libraries, end to end: a server gets events, the output has spans."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from project import eventually
 
 @pytest.fixture
 def page(project):
-    """Write the files of the page into the project."""
+    """Write the page's files into the project."""
     for block in blocks(ROOT / "docs" / "middleware.md", "python"):
         if block.file is not None:
             project.write(block.file, block.text)
@@ -26,7 +26,7 @@ def page(project):
 
 @pytest.fixture
 def sentry() -> Iterator[tuple[str, Queue[dict]]]:
-    """A DSN, and the events that arrive there."""
+    """Yield a DSN, and a queue of the events that arrive there."""
     events: Queue[dict] = Queue()
 
     class Handler(BaseHTTPRequestHandler):

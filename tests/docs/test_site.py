@@ -1,4 +1,4 @@
-"""The site: it builds without a warning and without a network, and its reference has every public name."""
+"""The site builds without warnings and without a network, and its reference has every public name."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ import penstock.testing
 REFERENCE = ROOT / "docs" / "reference"
 
 
-@pytest.mark.timeout(300)  # ten seconds of a processor, of which a busy machine gives few
+@pytest.mark.timeout(300)  # needs ten seconds of CPU, which is scarce on a busy machine
 def test_it_builds_without_a_warning(project, tmp_path):
-    # A proxy that nobody listens at: what would load something fails.
+    # Nothing listens at this proxy, so any attempt to load something fails.
     offline = dict.fromkeys(["http_proxy", "https_proxy"], "http://127.0.0.1:9")
     build = [sys.executable, "-m", "sphinx", "--quiet", "--fail-on-warning", "--keep-going", ROOT / "docs"]
     run = project.run(*build, tmp_path / "site", timeout=280, **offline)
     assert run.returncode == 0, run.output
-    # Every page can be reached from the first one, and none needs anything from elsewhere.
+    # The first page links to every other page, and no page loads anything from elsewhere.
     pages = {str(page.relative_to(ROOT / "docs").with_suffix(".html")) for page in ROOT.glob("docs/**/*.md")}
     index = (tmp_path / "site" / "README.html").read_text()
     assert pages - {"README.html"} <= set(re.findall(r'href="([\w/-]+\.html)"', index))

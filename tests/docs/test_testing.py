@@ -1,4 +1,4 @@
-"""docs/testing.md as a user's own tests: each of its files passes, and the forgetful one fails as the page says."""
+"""docs/testing.md as a user's own tests: each file passes, and the forgetful one fails as the page says."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def run(project, *files: str):
 
 @pytest.fixture
 def files(project):
-    """Write the page's files, but for its conftest.py."""
+    """Write the page's files, except its conftest.py."""
     found = {block.file: block.text for block in blocks(PAGE, "python")}
     assert None not in found
     for name, text in found.items():

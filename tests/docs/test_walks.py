@@ -1,7 +1,7 @@
-"""Pages that a reader types from top to bottom: their files are written, their commands run, in order.
+"""Pages to follow from top to bottom: their files are written and their commands run, in order.
 
-A command is a line of a console block that begins with ``$``. Below it is what it prints, where ``…`` is anything. A
-``penstock worker`` goes on while the commands after it run, until the next one.
+A command is a line of a console block that begins with ``$``. Its expected output follows; ``…`` matches anything.
+A ``penstock worker`` keeps running during the commands after it, until the next ``penstock worker``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ WALKS = ["getting-started.md", "layout.md"]
 
 @dataclass
 class Step:
-    """A file to write, or a command and what it prints."""
+    """A file to write, or a command and its output."""
 
     line: int
     file: str = ""
@@ -44,7 +44,7 @@ def steps(page: str) -> list[Step]:
 
 
 def prints(expected: str, output: str) -> bool:
-    """Whether the output is what the page shows, with anything where that has ``…``."""
+    """Whether the output matches the page, where ``…`` matches anything."""
     pattern = ".*".join(re.escape(part) for part in expected.strip().split("…"))
     return re.fullmatch(pattern, output.strip(), re.DOTALL) is not None
 

@@ -1,4 +1,4 @@
-"""docs/web.md with the real frameworks and servers: a request enqueues, a worker runs, a request asks for the state."""
+"""docs/web.md with the real frameworks and servers: a request enqueues, a worker runs, a request reads the state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from project import eventually
 
 @pytest.fixture
 def page(project):
-    """Write the files of the page into the project."""
+    """Write the page's files into the project."""
     for block in blocks(ROOT / "docs" / "web.md", "python"):
         assert block.file is not None
         project.write(block.file, block.text)
@@ -30,7 +30,7 @@ def request(method: str, url: str) -> tuple[int, dict]:
 
 
 def address(server, pattern: str) -> str:
-    """Where a server listens that took a free port."""
+    """Return the address of a server that chose a free port."""
     eventually(lambda: re.search(pattern, server.output) or server.returncode is not None)
     found = re.search(pattern, server.output)
     assert found, server.output

@@ -1,4 +1,4 @@
-"""Bytes out of a queue can be anybody's: whatever they are, a job fails with an error, and a reader gets one."""
+"""Bytes from a queue can come from anybody: whatever they are, the job fails with an error, and the reader gets one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Parcel:
 
 
 def send(parcel: Parcel, when: datetime, *more: object, **named: object) -> None:
-    """A task whose annotations name a class."""
+    """Has an annotation that names a class."""
 
 
 ARGUMENTS = Arguments("shop.send", send, {}, bytes)
@@ -60,7 +60,7 @@ VALUES = [
 
 
 def changed(body: bytes, chance: random.Random) -> bytes:
-    """The same bytes, some of them others: mostly still of a shape that is read."""
+    """Return the bytes with a few changes, so that most results still have a readable shape."""
     bytes_ = bytearray(body)
     for _ in range(chance.randint(1, 4)):
         at = chance.randrange(len(bytes_))
@@ -80,7 +80,7 @@ def changed(body: bytes, chance: random.Random) -> bytes:
 
 
 def nested_extensions(chance: random.Random, depth: int) -> bytes:
-    """An extension of any code around anything, as nobody here would write it."""
+    """Return nested extensions with any codes around any values, which Penstock itself never writes."""
     if depth == 0:
         return msgspec.msgpack.encode(chance.choice([None, -1, 2**63, "x" * 5, b"", [], {}, [1, 2, 3], 1e308]))
     inside = nested_extensions(chance, depth - 1)

@@ -1,4 +1,4 @@
-"""A small disk of its own, which a test can fill."""
+"""Small disks that a test can fill."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LARGE = 1 << 20
 
 
 class SmallDisk:
-    """A file system of its own. What the test itself puts on it is one file, the ballast."""
+    """A separate file system. The test's own data on it is one file, the ballast."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -30,12 +30,12 @@ class SmallDisk:
         return found.f_blocks * found.f_frsize
 
     def fill(self) -> None:
-        """Leave nothing to anybody."""
+        """Use up all free space."""
         with self.ballast.open("ab", buffering=0) as file:
             for block in (LARGE, 4096):
                 try:
                     while file.write(b"\0" * block):
-                        # Some file systems only see then what it takes.
+                        # Some file systems account for the space only at this point.
                         os.fsync(file)
                 except OSError:
                     continue
@@ -49,13 +49,13 @@ MAKE = {
     "xfs": ["mkfs.xfs", "-q"],
     "btrfs": ["mkfs.btrfs", "-q", "--mixed"],
 }
-# None can be smaller than 300 MB with XFS.
+# XFS needs at least 300 MB.
 MEGABYTES = {"ext4": 64, "xfs": 320, "btrfs": 128}
 
 
 @contextmanager
 def disk_of(kind: str, project: Project) -> Iterator[SmallDisk]:
-    """A real file system of this kind in a file, with the data of the project's local broker on it."""
+    """Mount a real file system of this kind from a file, and keep the project's local broker's data on it."""
     image, at = project.directory / "disk.img", project.directory / "disk"
     needs(os.geteuid() == 0, f"root, to mount a disk with {kind}")
     for program in (MAKE[kind][0], "mount", "umount"):
@@ -79,7 +79,7 @@ def disk_of(kind: str, project: Project) -> Iterator[SmallDisk]:
 
 @contextmanager
 def small_disk(image: Path, at: Path, megabytes: int = 64) -> Iterator[SmallDisk]:
-    """A real ext4, in a file."""
+    """Mount a real ext4 file system from a file."""
     needs(os.geteuid() == 0, "root, to mount a disk that can be filled")
     for program in ("mkfs.ext4", "mount", "umount"):
         needs(shutil.which(program), program)

@@ -1,4 +1,4 @@
-"""Work on very many jobs is bounded: it ends on a full disk, and others are served meanwhile."""
+"""Work on very many jobs is bounded: it finishes on a full disk, and other clients are served during it."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from project import SCRIPTS, Process, Project, TooSlow, eventually, is_quick, ne
 
 from penstock import DiskFull
 
-# The full matrix of sizes and shapes takes some minutes.
+# The full matrix of sizes and shapes takes several minutes.
 IS_LONG = bool(os.environ.get("PENSTOCK_LONG"))
 DISK_MEGABYTES = 40 if IS_LONG else 24
 ARGUMENTS_BYTES = [0, 300] if IS_LONG else [0]
 SPREAD_S = 30.0 if IS_LONG else 3.0
-# Time to fill the disk, before the first job expires.
+# Time allowed for filling the disk before the first job expires.
 FILLED_S = 15.0 if IS_LONG else 6.0
 EXPIRING = 1_000_000 if IS_LONG else 200_000
 ROUNDS = 3
 
-# A call's own deadline, in Python and of the commands.
+# Deadline of a single call, in Python and in commands.
 DEADLINE_S = 5.0
 WORKS_AGAIN_S = 5.0
-# `status` answers from memory; most of this is the start of a process.
+# `status` answers from memory; most of this time is process startup.
 STATUS_S = 1.0
-# The bounds above are those of a machine that starts the program within this. One that takes longer has too much else
-# to do, and gets as much longer for all of them.
+# The bounds above are for a machine that starts the program within this time. A slower one is too busy, and all
+# bounds are scaled up by the same factor.
 STARTS_S = 0.2
 JOURNAL_BYTES = 10 << 20
 KEPT_VALUE_BYTES = 24
-# How much later others are answered, at p99.
+# Added p99 latency for other clients.
 DELAYED_MS = 50.0
 
 TASKS = """
@@ -60,7 +60,7 @@ TASKS = """
 
 
 class Shop:
-    """A server whose data is on a small disk, and what is measured of it."""
+    """A server whose data is on a small disk, with its measurements."""
 
     def __init__(self, project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
         self.project = project
@@ -81,7 +81,7 @@ class Shop:
         return time.monotonic() - began
 
     def filled_at(self) -> float:
-        """By when the disk is full: the machine may have much else to do."""
+        """Return when the disk will be full; a busy machine needs longer."""
         began = time.monotonic()
         self.publish(2_000, 0, None)
         batches = DISK_MEGABYTES << 20 >> 17
@@ -101,7 +101,7 @@ class Shop:
             self.tasks.nothing.options(expires=expires).starmap([()] * count)
 
     def fill(self, arguments_bytes: int, expires: Callable[[int], datetime | None] = lambda _batch: None) -> int:
-        """Enqueue until not one more is taken; how many were."""
+        """Enqueue until every further job is refused; return the number of accepted jobs."""
         accepted = 0
         batch = 0
         for count in (2_000, 1):
@@ -115,7 +115,7 @@ class Shop:
         return accepted
 
     def status(self) -> dict[str, Any]:
-        """Ask the program, as people do, from any thread."""
+        """Run the command that people use; any thread may call this."""
         began = time.monotonic()
         command = [str(SCRIPTS / "penstock"), "status", "--json"]
         run = subprocess.run(command, env=self.project.environment, capture_output=True, text=True, timeout=30)
@@ -135,7 +135,7 @@ class Shop:
         return True
 
     def works_again(self) -> float:
-        """How long it takes until a job is taken."""
+        """Return the time until a job is accepted."""
         began = time.monotonic()
         eventually(self.is_accepted, WORKS_AGAIN_S * self.slowness, self.explain)
         return time.monotonic() - began
@@ -148,13 +148,13 @@ class Shop:
         return f"{self.project.penstock('status', '--json').output}\n{self.server.output}"
 
     def is_over(self) -> bool:
-        # What was enqueued to see whether it works waits.
+        # Jobs enqueued only to check that the queue accepts again are still waiting.
         return self.left() < 100 and self.journal_excess() <= JOURNAL_BYTES
 
     def check_the_end(self) -> None:
         eventually(self.is_over, 30 * self.slowness, self.explain)
         assert self.server.returncode is None
-        # Much else may have begun on this machine since.
+        # This machine may have become busier since.
         slowness = max(self.slowness, self.start_s() / STARTS_S)
         is_quick(max(self.status_took), STATUS_S * slowness, "a status")
         note(
@@ -168,7 +168,7 @@ class Shop:
 
 
 def note(**figures: object) -> None:
-    """Print figures for people who run this by hand with `-s`."""
+    """Print figures for anyone who runs this by hand with `-s`."""
     print(
         json.dumps(
             {name: round(figure, 2) if isinstance(figure, float) else figure for name, figure in figures.items()}
@@ -178,7 +178,7 @@ def note(**figures: object) -> None:
 
 @contextmanager
 def small_disk(project: Project) -> Iterator[None]:
-    """Mount a disk in memory, which takes no time of its own."""
+    """Mount a disk in memory, so that disk latency doesn't count."""
     at = project.directory / "disk"
     at.mkdir()
     needs(os.geteuid() == 0, "root, to mount a small disk")
@@ -200,7 +200,7 @@ def shop(project: Project, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
 
 
 class Watch:
-    """Asks for the status all the time."""
+    """Polls the status continuously."""
 
     def __init__(self, shop: Shop) -> None:
         self.shop = shop
@@ -234,7 +234,7 @@ def wait_until(moment: float) -> None:
 
 
 def is_before(moment: float, what: str) -> None:
-    """The jobs expire at this moment, and must not have done so yet."""
+    """Fail unless the jobs, which expire at this moment, are still waiting."""
     if time.time() >= moment:
         raise TooSlow(f"{what} took longer than the jobs had")
 
@@ -253,7 +253,7 @@ def test_a_purge_on_a_full_disk_is_answered_and_makes_room(shop: Shop, arguments
 
 
 def test_one_call_that_is_larger_than_the_disk_has_room_for_is_refused_whole(shop: Shop) -> None:
-    """Taken, it would use up what is kept for a full disk, and no purge could free any."""
+    """Accepting it would use up the reserve for a full disk, and no purge could free any space."""
     shop.publish(100, 0, None)
     with pytest.raises(DiskFull, match="No job of this call was accepted"):
         shop.publish(DISK_MEGABYTES << 14, 0, None)
@@ -277,7 +277,7 @@ def test_jobs_that_all_expire_at_once_on_a_full_disk_make_room(shop: Shop, argum
 @pytest.mark.parametrize("arguments_bytes", ARGUMENTS_BYTES)
 def test_jobs_that_expire_one_after_the_other_on_a_full_disk_make_room(shop: Shop, arguments_bytes: int) -> None:
     first = shop.filled_at()
-    # No order of theirs is that in which they came.
+    # Expiry times are spread so that they don't follow the order of arrival.
     accepted = shop.fill(arguments_bytes, lambda batch: at(first + batch * 0.618 % 1 * SPREAD_S))
     with Watch(shop):
         wait_until(first + SPREAD_S)
@@ -286,7 +286,7 @@ def test_jobs_that_expire_one_after_the_other_on_a_full_disk_make_room(shop: Sho
 
 
 class Crowd:
-    """A server on the disk of this machine, with very many jobs that expire in one instant."""
+    """A server on this machine's disk, with very many jobs that expire at the same instant."""
 
     def __init__(self, project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
         project.url = f"unix:{project.directory / 'socket'}"
@@ -300,7 +300,7 @@ class Crowd:
         self.ahead_s = self.measure_enqueuing_s()
 
     def measure_enqueuing_s(self) -> float:
-        """How far ahead jobs must expire, to be enqueued before: the machine may have much else to do."""
+        """Return how far in the future jobs must expire to be enqueued in time; a busy machine needs longer."""
         began = time.monotonic()
         self.tasks.nothing.starmap([()] * 10_000)
         took_s = (time.monotonic() - began) * EXPIRING / 10_000
@@ -323,13 +323,13 @@ class Crowd:
             self.tasks.nothing.options(expires=at(moment)).starmap([()] * 10_000)
 
     def p99_ms(self, for_s: float) -> float:
-        """How long a call takes, at the 99th percentile, when somebody calls each millisecond."""
+        """Return the 99th percentile of a call's latency, with one call each millisecond."""
         until = time.monotonic() + for_s
         took: list[float] = []
         while (began := time.monotonic()) < until:
             self.tasks.quick.delay()
             last_ms = (time.monotonic() - began) * 1000
-            # One caller alone meets each delay once; those who call meanwhile wait for the rest of it.
+            # A single caller meets each delay once; concurrent callers would wait for the rest of it.
             took += [last_ms - later_ms for later_ms in range(int(last_ms) + 1)]
         took.sort()
         return took[len(took) * 99 // 100]
@@ -343,7 +343,7 @@ def crowd(project: Project, monkeypatch: pytest.MonkeyPatch) -> Crowd:
     return Crowd(project, monkeypatch)
 
 
-# Enqueuing takes a second; and within the second after their end all have expired.
+# Enqueuing takes a second, and all jobs expire within a second of their deadline.
 ENQUEUED_S = EXPIRING / 100_000
 MEASURED_S = EXPIRING / 1_000_000
 
@@ -371,7 +371,7 @@ def test_very_many_jobs_that_expired_while_the_broker_was_down_delay_nobody(crow
     for _ in range(ROUNDS):
         moment = time.time() + crowd.ahead_s
         crowd.enqueue(moment)
-        # The same restart, while none of them has expired.
+        # Baseline: the same restart before any of them has expired.
         crowd.restart()
         without = crowd.p99_ms(MEASURED_S)
         is_before(moment, "a restart")

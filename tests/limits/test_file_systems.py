@@ -1,6 +1,6 @@
-"""A full disk under a local broker, on real file systems: refused at once, drained, and no kill wedges it.
+"""A full disk under a local broker, on real file systems: refusals are prompt, jobs drain, and no kill wedges it.
 
-XFS wants free blocks for each new file, a socket among them, and Btrfs for each block that is written over.
+XFS needs free blocks for each new file, including sockets; Btrfs needs them for each overwritten block.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ TASKS = """
     def measure(document: bytes) -> int:
         return len(document)
 """
-# A call of more than 256 KiB may be refused for its size while there is still room for smaller ones.
+# A call of more than 256 KiB may be refused for its size while smaller ones still fit.
 DOCUMENT = bytes(200_000)
-# Shorter than a call's deadline. A write to a Btrfs without room takes half a second on a quiet machine, as the system
-# looks everywhere before it gives up, and seconds where others write.
+# Shorter than a call's deadline. A write to a full Btrfs takes half a second on a quiet machine, because the kernel
+# searches everywhere before it gives up, and seconds when other processes write too.
 SOON_S = 20.0
 
 
@@ -45,7 +45,7 @@ class Shop:
         self.jobs: list[Job[int]] = []
 
     def is_accepted(self) -> bool:
-        """Each call ends soon, and in nothing but a job or `DiskFull`."""
+        """Enqueue once; the call must end soon, with a job or `DiskFull`."""
         accepted = False
         with within(SOON_S, "a call"), contextlib.suppress(DiskFull):
             self.jobs.append(self.measure.delay(DOCUMENT))
@@ -53,7 +53,7 @@ class Shop:
         return accepted
 
     def enqueue_until_full(self, at_most: int = 2_000) -> None:
-        """A call may be refused just before reclaim finds some room: the disk is full when it says so."""
+        """Enqueue until `status` reports a full disk: a call may be refused just before reclaim frees some space."""
         before = len(self.jobs)
         while self.is_accepted() or self.space() == "plenty":
             assert len(self.jobs) - before < at_most, "the disk is never full"
@@ -63,7 +63,7 @@ class Shop:
             return str(self.project.status()["broker"]["space"])
 
     def is_killed_and_goes_on(self) -> None:
-        """The next broker starts on the full disk, takes little if anything, and refuses the rest."""
+        """Kill the broker; the next one starts on the full disk, accepts few jobs or none, and refuses the rest."""
         self.project.kill_broker()
         self.enqueue_until_full(at_most=20)
 

@@ -1,4 +1,4 @@
-"""A disk that is full stops new jobs, and nothing else: nothing is lost, and all goes on once there is room."""
+"""A full disk stops new jobs and nothing else: nothing is lost, and everything resumes once there is space."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TASKS = """
         return len(document)
 """
 DOCUMENT = bytes(100_000)
-# A full disk is told, not waited for. (A call that is accepted takes as long as the disk does.)
+# A full disk is reported immediately. (An accepted call takes as long as the disk does.)
 AT_ONCE_S = 1.0
 
 
@@ -52,7 +52,7 @@ def says_what_it_means(full: DiskFull) -> None:
 
 
 def enqueue_until_full(tasks: ModuleType) -> list[Job[int]]:
-    """Each call ends, in a job or an error."""
+    """Enqueue until a call is refused; each call ends with a job or an error."""
     jobs = []
     for _ in range(2_000):
         try:
@@ -76,7 +76,7 @@ def is_accepted(tasks: ModuleType, jobs: list[Job[int]]) -> bool:
 
 
 def drain(project: Project, server: Process, tasks: ModuleType, jobs: list[Job[int]]) -> None:
-    """Nothing is freed but by workers; then new jobs are taken."""
+    """Check that workers alone free the space, and that new jobs are then accepted."""
     worker = project.worker("tasks:app", "-c", "1")
     eventually(lambda: is_drained(project), 90, lambda: f"{project.status()}\n{server.output}\n{worker.output}")
     assert [job.result(timeout=30) for job in jobs] == [len(DOCUMENT)] * len(jobs)
@@ -117,7 +117,7 @@ def test_when_other_files_fill_the_disk_all_waits_and_goes_on_by_itself_once_the
     jobs = [tasks.measure.delay(DOCUMENT) for _ in range(5)]
     disk.fill()
     jobs += enqueue_until_full(tasks)
-    # It takes no new work, and its reserves last for what there is to do.
+    # The broker accepts no new jobs, but its reserve is enough to finish existing ones.
     worker = project.worker("tasks:app", "-c", "1")
     disk.make_room()
     eventually(lambda: is_accepted(tasks, jobs), 20, lambda: server.output)
@@ -144,7 +144,7 @@ def test_a_broker_starts_on_a_full_disk_or_says_what_to_do(
     project.worker("tasks:app", "-c", "1")
     assert [job.result(timeout=30) for job in jobs] == [len(DOCUMENT)] * len(jobs)
 
-    # Where there was no journal yet, there is nothing to lose.
+    # Without a journal yet, there is nothing to lose.
     for process in reversed(project.started):
         process.end()
     disk.fill()

@@ -1,4 +1,4 @@
-"""A broker at its memory limit takes no new jobs, lets everything else go on, and takes new ones again by itself."""
+"""A broker at its memory limit refuses new jobs, serves everything else, and accepts jobs again automatically."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def says_what_it_means(full: QueueFull) -> None:
 
 
 def enqueue(tasks: ModuleType, count: int) -> list[Job[int]]:
-    """As many as are taken. No call waits for room: that would end it in BrokerUnavailable."""
+    """Enqueue until a call is refused. No call waits for space, which would end it with BrokerUnavailable."""
     jobs = []
     for _ in range(count):
         try:
@@ -58,7 +58,7 @@ def test_at_its_memory_limit_a_broker_refuses_new_jobs_and_workers_go_on(
     assert len(jobs) == 10
     server.end()
 
-    # Less than it has with nothing in it: so it is full, whatever it holds.
+    # Less than an empty broker uses, so it is always full.
     server = serve(project, monkeypatch, "1M")
     tasks = project.tasks()
     eventually(lambda: enqueue(tasks, 1) == [], 60, lambda: server.output)

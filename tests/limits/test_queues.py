@@ -1,4 +1,4 @@
-"""A queue holds as much as it may: producers are told, or the oldest jobs make room, and who waits for them knows."""
+"""A full queue either refuses new jobs with an error, or drops its oldest ones and ends the waits for their results."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_full_queue_refuses_a_whole_call_and_names_its_limit(shop: Project) ->
     assert "2 jobs" in str(full.value)
     assert "penstock limit set mail" in str(full.value)
     assert "was accepted" in str(full.value)
-    # Another broker remembers it.
+    # The limit survives a restart of the broker.
     shop.kill_broker()
     with pytest.raises(QueueFull):
         tasks.send.map(["cleo", "dan"])
@@ -50,7 +50,7 @@ def test_a_full_queue_refuses_a_whole_call_and_names_its_limit(shop: Project) ->
     assert (queue["ready"], queue["max_length"], queue["overflow"]) == (2, 2, "reject")
     assert queue["refused"] > 0
 
-    # Workers make room.
+    # Workers make space.
     shop.worker("tasks:app", "-c", "1")
     assert [first.result(timeout=30), second.result(timeout=30)] == ["ada", "bob"]
     assert tasks.send.delay("cleo").result(timeout=30) == "cleo"

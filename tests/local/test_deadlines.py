@@ -1,4 +1,4 @@
-"""Every call but `result()` ends in time, and its error says whether the work may have been accepted."""
+"""Every call but `result()` ends in time, and its error says whether the job may have been accepted."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def test_delay_raises_within_its_deadline_and_says_that_it_may_have_been_accepte
         began = time.monotonic()
         with pytest.raises((BrokerUnavailable, CallTimeout)) as caught:
             tasks.double.delay(2)
-        # The next thing to end it would be the heartbeat, after fifteen seconds.
+        # Without a deadline, the heartbeat would end the call after fifteen seconds.
         assert 4.5 < time.monotonic() - began < 14
         assert caught.value.maybe_accepted
         assert "may have been accepted" in str(caught.value)
-    # It was: the broker got the frame, and carries it out once it goes on.
+    # It was accepted: the broker had received the frame, and processed it once it resumed.
     tasks.double.delay(3)
     assert project.status()["queues"][0]["ready"] == 3
 
@@ -79,10 +79,10 @@ async def test_no_asynchronous_call_blocks_the_loop(project, tasks):
         assert not waiting.done()
         waiting.cancel()
         ticker.cancel()
-    # Each call waits for five seconds; a loop that was blocked by one of them shows a gap as long.
+    # Each call waits for five seconds; if one blocked the loop, there would be a gap that long.
     assert len(gaps) > 100
     assert max(gaps) < 4, max(gaps)
-    # The await was cancelled, the job was not.
+    # Cancelling the await didn't cancel the job.
     project.worker()
     assert await asyncio.wait_for(job, 30) == 2
 

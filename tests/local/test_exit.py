@@ -1,4 +1,4 @@
-"""The end of an interpreter: what still enqueues then can, and nothing is printed that nobody can act on."""
+"""Interpreter shutdown: code that still enqueues can, and no useless message is printed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TASKS = """
 
 
 def test_exit_handlers_may_enqueue_whenever_they_were_registered(project: Project) -> None:
-    """The call used to end with ClientClosed, though nobody had closed anything."""
+    """The call used to end with ClientClosed although nothing had closed the client."""
     project.write("tasks.py", TASKS)
     script = """
         import atexit

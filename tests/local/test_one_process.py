@@ -83,7 +83,7 @@ def test_a_pre_forking_web_server(shop, options):
 
     with ThreadPoolExecutor(8) as pool:
         pids: set[int] = set()
-        # Which child takes a request is the kernel's choice: ask until each has answered.
+        # The kernel chooses which child accepts a request, so ask until each has answered.
         for _ in range(50):
             answers = list(pool.map(lambda number: get(address, number), range(20)))
             assert [answer["value"] for answer in answers] == [2 * number for number in range(20)]
@@ -95,7 +95,7 @@ def test_a_pre_forking_web_server(shop, options):
 
 
 def listens(address: Path) -> bool:
-    """A socket has its name before anybody listens on it."""
+    """A socket file appears before its process listens, so try to connect."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         return connection.connect_ex(str(address)) == 0
 

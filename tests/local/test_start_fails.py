@@ -1,6 +1,6 @@
-"""A broker whose start fails for a while, for want of space or by errors of its disk, ends nothing but calls in time.
+"""A broker that can't start for a while, for lack of space or because of disk errors, only makes calls time out.
 
-A worker in the midst of a job used to exit and to kill the job's process, and calls raised `InvalidConfiguration`.
+A worker in the middle of a job used to exit and kill the job's process, and calls raised `InvalidConfiguration`.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ TASKS = """
             time.sleep(0.005)
         return current_job().attempt
 """
-# In what a start does first; each lasts until the disk is healed.
+# Faults in the first operations of a start; each lasts until the disk is healed.
 FAULTS = [("open", "EIO"), ("read", "EIO"), ("open", "ENOSPC"), ("open", "EROFS")]
-# Longer than the deadline of a call, for a busy machine.
+# Longer than a call's deadline, to allow for a busy machine.
 IN_TIME_S = 2 + 3
 
 
 @pytest.fixture
 def disk(project: Project) -> Iterator[ForgetfulDisk]:
-    """Has the journal of the project's local broker, whose socket is elsewhere."""
+    """Holds the journal of the project's local broker; the broker's socket is elsewhere."""
     with forgetful_disk(project, "starts", at=project.data / "journal") as disk:
         project.data.chmod(0o700)
         try:
@@ -69,7 +69,7 @@ def test_workers_and_clients_wait_until_a_broker_can_start(
         assert not refused.value.maybe_accepted, refused.value
     with within(IN_TIME_S, "result()"), pytest.raises((ResultTimeout, BrokerUnavailable)):
         job.result(timeout=0.5)
-    # The job goes on to its end, and its outcome is kept.
+    # The job runs to its end, and its outcome is kept.
     (project.directory / "release").touch()
     worker.wait_for_output("succeeded")
     assert worker.returncode is None and waiting.is_alive()

@@ -1,7 +1,7 @@
 """`penstock stop` and a deleted directory, while a worker is connected.
 
-A worker used to start the broker again in the instant in which it was stopped, and to make a directory anew that had
-been deleted under it.
+A worker used to restart the broker as soon as it was stopped, and to recreate a directory that had been deleted
+while in use.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TASKS = """
 
 
 def worker_of(project: Project) -> Process:
-    """A worker that has run a job."""
+    """Start a worker, and return it once it has run a job."""
     project.write("tasks.py", TASKS)
     worker = project.worker("tasks:app", "-c", "1", "-v")
     assert project.tasks().double.delay(4).result(timeout=30) == 8
@@ -59,7 +59,7 @@ def begun_job(project: Project) -> object:
 def test_a_broker_that_was_stopped_stays_so_until_a_client_calls(project: Project) -> None:
     worker = worker_of(project)
     stop(project, worker)
-    # The worker looks for one every few milliseconds now, and starts none.
+    # The worker now polls for a broker every few milliseconds, but starts none.
     assert {project.penstock("status").returncode for _ in range(5)} == {69}
     assert worker.returncode is None
     assert project.tasks().double.delay(5).result(timeout=30) == 10
@@ -84,15 +84,15 @@ def test_a_worker_that_ends_after_the_stop_stores_its_outcomes_first(project: Pr
     worker.signal(signal.SIGTERM)
     assert worker.wait(30) == 0, worker.output
     assert "did not confirm" not in worker.output
-    # No worker is left to run it a second time.
+    # No worker is left to run the job a second time.
     assert job.result(timeout=30) == 1
 
 
 def test_a_worker_waits_out_what_keeps_the_next_broker_from_its_start(project: Project) -> None:
-    """The worker used to exit, with its running job, as soon as one start had failed."""
+    """The worker used to exit, along with its running job, after the first failed start."""
     worker = worker_of(project)
     job = begun_job(project)
-    # To open a socket as a file is an error of the device, as a disk that is away has.
+    # Opening a socket as a file fails with the same device error as a disk that is gone.
     lock = project.data / "lock"
     lock.unlink()
     with socket.socket(socket.AF_UNIX) as device:

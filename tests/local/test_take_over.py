@@ -1,4 +1,4 @@
-"""kill -9 of a local broker while others go on: the next one is up within a second and nothing is lost."""
+"""kill -9 of a local broker in use: the next one is up within a second and nothing is lost."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ def test_with_a_hundred_thousand_jobs_waiting(project):
     )
     producer.wait_for_output("under way")
 
-    # From the kill to the next confirm: a start, a recovery of all that waits, a commit.
+    # From the kill to the next confirm: a start, a recovery of all waiting jobs, a commit.
     gaps = []
     for number in range(12):
         project.kill_broker()
         began = time.monotonic()
         assert tasks.double.delay(number).id
         gaps.append(time.monotonic() - began)
-        # Other things run here meanwhile, so not each of them need be as quick as it can be.
+        # The machine is shared with other tests, so only the fastest attempt has to meet the bound.
         if len(gaps) >= 3 and min(gaps) < 1:
             break
     assert min(gaps) < 1, gaps

@@ -1,4 +1,4 @@
-"""Whatever is asked of a broker that does not answer: an error that says so, in time, and never a hang."""
+"""Every request to a broker that doesn't answer ends with a clear error, in time, and never hangs."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ import penstock
 from penstock import App, BrokerUnavailable, CallTimeout, ResultTimeout
 
 TIMEOUT_S = 0.1
-# A machine that does other things too.
+# Allows for a machine that is busy with other work.
 SLACK_S = 5
 
 
 @dataclass
 class Reach:
-    """A broker's address. ``lose`` is what happens to the broker after a first job was enqueued."""
+    """A broker's address. ``lose`` makes the broker unreachable after the first job was enqueued."""
 
     url: str
     lose: Callable[[], object] | None = None
@@ -31,9 +31,9 @@ class Reach:
 
 @contextmanager
 def refused(project: Project) -> Iterator[Reach]:
-    """Nobody listens."""
+    """Yield an address where nothing listens."""
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # and not `listen`: nobody else gets the port meanwhile
+        taken.bind(("127.0.0.1", 0))  # without `listen`: reserves the port, but refuses connections
         yield Reach(f"tcp://127.0.0.1:{taken.getsockname()[1]}")
 
 
@@ -44,7 +44,7 @@ def no_socket(project: Project) -> Iterator[Reach]:
 
 @contextmanager
 def silent(project: Project) -> Iterator[Reach]:
-    """Somebody listens, and never says a word."""
+    """Yield the address of a server that accepts connections and never answers."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
@@ -64,7 +64,7 @@ def killed(project: Project) -> Iterator[Reach]:
 
 @contextmanager
 def stopped(project: Project) -> Iterator[Reach]:
-    """The process stands still: the kernel takes what is sent, and nobody answers."""
+    """Yield the address of a stopped process: the kernel accepts its data, but nothing answers."""
     url, server = serve(project)
     yield Reach(url, lambda: server.signal(signal.SIGSTOP))
     server.end()
@@ -78,7 +78,7 @@ def serve(project: Project) -> tuple[str, Process]:
 
 
 def one_of_each(app: App) -> dict[str, Callable[[], Any]]:
-    """Every call that asks the broker for something."""
+    """Return every call that sends the broker a request."""
 
     @app.task(name="double")
     def double(number: int) -> int:

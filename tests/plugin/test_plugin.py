@@ -1,4 +1,4 @@
-"""The pytest plugin, in runs of pytest as users have them."""
+"""The pytest plugin, tested in runs of pytest such as users have."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def shop(project: Project) -> Project:
 
 
 def without_others(*kept: str) -> list[str]:
-    """Leave out other plugins of this environment: they take most of the time of a short run."""
+    """Return options that disable this environment's other plugins, which take most of the time of a short run."""
     found = {each.name for each in importlib.metadata.entry_points(group="pytest11")}
     assert {"penstock", *kept} <= found
     return [word for name in sorted(found - {"penstock", *kept}) for word in ("-p", f"no:{name}")]
 
 
 def run(project: Project, source: str, *options: str, **environment: str) -> Process:
-    """Run pytest on one file of tests."""
+    """Run pytest on one test file."""
     project.write("test_shop.py", source)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error"]
     return project.run(*command, *without_others("asyncio"), *options, PYTHONPATH=str(project.directory), **environment)
@@ -167,7 +167,7 @@ class TestFixtures:
             "--basetemp=pytest",
         )
         assert outcomes(process) == {"passed": 3}, process.output
-        # Nothing is left of them: `project` looks for processes, too.
+        # No process remains; the `project` fixture checks for those too.
         (broker,) = {file.resolve() for file in shop.directory.glob("pytest/*/broker")}
         try:
             with pidfd(int(broker.read_text())) as ended:
@@ -199,7 +199,7 @@ class TestGuard:
             "penstock_guard = false",
         ):  # fmt: skip
             assert remedy in process.output
-        # Not even a broker was started: the URL of the environment was for something else.
+        # No broker was even started: the environment's URL was for something else.
         assert not shop.data.exists()
 
     def test_each_remedy_helps(self, shop):
@@ -328,7 +328,7 @@ print(usage.ru_utime + usage.ru_stime)
 
 @pytest.mark.alone
 def test_the_plugin_costs_a_run_of_pytest_5_ms_at_most(shop):
-    """CPU time, without the other plugins of this environment, which take a hundred times as long and vary by more."""
+    """CPU time, without this environment's other plugins, which take a hundred times as long and vary more."""
 
     def ms(*options: str) -> float:
         command = [sys.executable, "-c", PYTEST, *without_others(), *options]
@@ -340,7 +340,7 @@ def test_the_plugin_costs_a_run_of_pytest_5_ms_at_most(shop):
     shop.write("test_nothing.py", "def test_nothing(): ...")
     shop.write("pytest.ini", "")
     ms()
-    # A busy machine can't make it look cheap in the middle of ten pairs, but can make it look dear.
+    # With a median of ten pairs, a busy machine can make the plugin look slower, but not faster.
     rounds = []
     for _ in range(5):
         rounds.append(statistics.median(ms() - ms("-p", "no:penstock") for _ in range(10)))

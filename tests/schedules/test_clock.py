@@ -1,4 +1,4 @@
-"""A clock for tests: schedules, delays, expiry and results follow it, and each time of a schedule comes in its turn."""
+"""A clock for tests: schedules, delays, expiry and results follow it, and each scheduled time fires in order."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def clock() -> Clock:
 
 
 def counted(app: App, name: str, during: Callable[[], object] = lambda: None, **options: Any) -> list[datetime]:
-    """Add a task, and return the list of its runs' times."""
+    """Add a task, and return the list of times at which it ran."""
     runs: list[datetime] = []
 
     @app.task(name=name, **options)
@@ -68,7 +68,7 @@ class TestInline:
         clock.start_at(EVE)
         clock.move(90 * DAY)
         assert (len(runs), tally(app, "nightly")) == (90, (90, 0, 0))
-        # On 30 March 2031 Paris goes from 2:00 to 3:00.
+        # On 30 March 2031 Paris clocks skip from 2:00 to 3:00.
         assert {(when.hour, when.minute) for when in runs} == {(1, 30), (1, 0), (0, 30)}
 
     def test_a_retry_comes_at_its_time_and_has_others_skipped(self, app: App, clock: Clock, calls: Calls) -> None:
@@ -83,7 +83,7 @@ class TestInline:
         app.periodic("0 * * * *")(app.tasks["report"])
         clock.start_at(EVE)
         clock.move(4 * HOUR)
-        # The run of midnight ends at 2:05, and that of 3:00 is the next one.
+        # The run of midnight finishes at 2:05, and the next run is at 3:00.
         assert [(when.hour, when.minute) for when in runs] == [(0, 0), (0, 5), (2, 5), (3, 0)]
         assert tally(app, "report") == (2, 2, 0)
 

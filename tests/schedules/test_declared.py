@@ -1,4 +1,4 @@
-"""Schedules that code declares: a worker says so to the broker when it starts, and the broker makes the jobs."""
+"""Schedules declared in code: a worker declares them to the broker when it starts, and the broker makes the jobs."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_kill_of_the_broker_makes_no_time_come_twice(shop: Project) -> None:
 def test_the_schedules_of_the_newer_version_hold(shop: Project) -> None:
     new = shop.worker("tasks:app", "-c", "1")
     eventually(lambda: len(schedules(shop)) == 3, 30, lambda: new.output)
-    # A worker of the version before starts again during the deployment.
+    # A worker of the previous version restarts during the deployment.
     old = TASKS.replace("VERSION", "1").replace("every=1", "every=77").replace('"hourly"', '"before"')
     shop.write("before.py", old.replace("@app.task\n", '@app.task(name="tasks.greet")\n'))
     worker = shop.worker("before:app", "-c", "1")
@@ -113,7 +113,7 @@ def test_bad_schedules_are_one_clear_error_where_they_are_declared() -> None:
         app.periodic("@hourly", args=["bob"])(send)
     with pytest.raises(TypeError, match=r"goes above @app\.task"):
         app.periodic("@hourly")(lambda: None)  # type: ignore[type-var]  # pyright: ignore
-    # Arguments are looked at when the worker starts, and all errors are told at once.
+    # Arguments are checked when the worker starts, and all errors are reported at once.
     app.periodic("@hourly", name="empty")(send)
     with pytest.raises(TypeError, match="schedule 'empty'"):
         app.check()
@@ -187,7 +187,7 @@ def test_operators_add_schedules_and_change_their_times(shop: Project) -> None:
 
     worker = shop.worker("tasks:app", "-c", "1")
     eventually(lambda: "hourly" in schedules(shop), 30, lambda: worker.output)
-    # An array and an object of JSON are the arguments, as any client would send them.
+    # The arguments are a JSON array or object, as any client would send them.
     added = penstock("add", "hello", "tasks.greet", "--app", "shop", "--every", "1s", "--args", '["bob"]')
     assert added.startswith("hello: added, every 1.0 s; next "), added
     penstock("add", "hello-too", "tasks.greet", "--app", "shop", "--every", "1s", "--kwargs", '{"name": "eve"}')
@@ -195,12 +195,12 @@ def test_operators_add_schedules_and_change_their_times(shop: Project) -> None:
     eventually(
         lambda: greeted.exists() and {"bob", "eve"} <= set(greeted.read_text().split()), 30, lambda: worker.output
     )
-    # What is not named stays.
+    # Options that aren't named keep their values.
     penstock("edit", "hello", "--overlap", "queue")
     edited = json.loads(penstock("edit", "hello", "--cron", "30 2 * * *", "--tz", "Europe/Paris", "--json"))
     assert (edited["cron"], edited["zone"], edited["overlap"]) == ("30 2 * * *", "Europe/Paris", "queue")
     assert edited["task"] == "tasks.greet"
-    # Above the code, until a reset.
+    # The edit overrides the code until a reset.
     penstock("edit", "hourly", "--every", "2h")
     assert schedules(shop)["hourly"]["set"] and schedules(shop)["hourly"]["queue"] == "reports"
     penstock("reset", "hourly")

@@ -1,4 +1,4 @@
-"""The values of secret arguments are masked in errors too, in every form that an error is likely to write them in."""
+"""Values of secret arguments are masked in errors too, in every form that an error is likely to show."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Login:
 
 
 class Unseen:
-    """Has a codec, and no field that a name would tell to be secret."""
+    """Has a codec, and no field whose name suggests a secret."""
 
     def __init__(self, word: str) -> None:
         self.word = word
@@ -46,7 +46,7 @@ class Unseen:
 
 @pytest.fixture
 def log() -> Iterator[io.StringIO]:
-    """All that a worker's processes log, formatted."""
+    """Collect everything that a worker's processes log, formatted."""
     written = io.StringIO()
     handler = logging.StreamHandler(written)
     logger = logging.getLogger("penstock.job")
@@ -60,7 +60,7 @@ def attempt(number: int, body: bytes) -> Delivered:
 
 
 class Failed:
-    """A task that is run and raises, and all that is kept of it."""
+    """Runs a task that raises, and holds everything that is kept about it."""
 
     def __init__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         app = App("shop")
@@ -174,7 +174,7 @@ def test_short_values_and_keys_are_left_and_what_is_not_there_costs_no_traceback
     logging.getLogger("penstock.job").addHandler(handler)
     Failed(pay, "ada", PLANTED)
     logging.getLogger("penstock.job").removeHandler(handler)
-    # The error itself, for handlers that do more with it than to print it.
+    # The error itself, for handlers that do more than print it.
     assert handled[-1].exc_info is not None and isinstance(handled[-1].exc_info[1], ValueError)
 
 

@@ -1,4 +1,4 @@
-"""Arguments of failed jobs are shown to people without their secrets, and nowhere else at all."""
+"""Arguments of failed jobs are shown to people without their secrets, and appear nowhere else."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ TASKS = """
 def test_a_planted_secret_is_nowhere_in_the_output_of_commands_and_logs(project: Project) -> None:
     project.write("tasks.py", TASKS)
     tasks = project.tasks()
-    # This process's own import of the module, whose classes are not those that `tasks` of the worker has.
+    # This process imported the module separately, so its classes differ from those of the worker's `tasks`.
     signed = tasks.sign.delay("ada", PLANTED, tasks.Login("ada", PLANTED), {"api_key": PLANTED})
     died, worked = tasks.die.delay("ada", PLANTED), tasks.work.delay("ada", PLANTED)
     waiting = tasks.work.options(queue="nobody").delay("ada", PLANTED)

@@ -1,4 +1,4 @@
-"""`format-1/`: a whole journal of format 1, from the program of that time (see make_format_1.py)."""
+"""`format-1/`: a complete journal of format 1, written by a program of that version (see make_format_1.py)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from project import wall_clock
 
 FIXTURE = Path(__file__).with_name("format-1")
-# Results, failed jobs and sessions age, so it is opened five minutes after it was made.
+# Results, failed jobs and sessions age, so open the journal five minutes after it was made.
 OPENED = "@2026-01-15 12:05:00"
 
 
@@ -42,11 +42,11 @@ def jobs() -> list[Known]:
 
 
 def unpack(data: Path) -> None:
-    """Make `data` a broker's directory that the old program has left."""
+    """Make `data` a broker's directory as the old program left it."""
     data.mkdir(mode=0o700)
     subprocess.run(["tar", "-C", data, "-xzf", FIXTURE / "journal.tar.gz"], check=True)
 
 
 def at_the_time() -> dict[str, str]:
-    """The environment of a process that runs when the journal was young."""
+    """Return the environment of a process that runs when the journal was young."""
     return {**wall_clock(OPENED), "TZ": "UTC"}

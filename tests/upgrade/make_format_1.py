@@ -1,15 +1,15 @@
-"""Make `format-1/` anew. Only the program of commit 75ba5aa can: it was the last that wrote format 1.
+"""Recreates `format-1/`. Only the program of commit 75ba5aa can do so: it was the last to write format 1.
 
-In a checkout of that commit, built with `make build`, and as root (small segments need a small disk); HERE is this
-directory:
+Run this in a checkout of that commit, built with `make build`, as root (small segments need a small disk). HERE is
+this directory:
 
     cp HERE/make_format_1.rs crates/penstock-server/examples/special.rs
     cargo build --release --package penstock-server --example special
     TZ=UTC FAKETIME_DONT_FAKE_MONOTONIC=1 faketime -f '@2026-01-15 12:00:00' \
         .venv/bin/python HERE/make_format_1.py target/release/examples/special HERE/format-1
 
-It leaves `journal.tar.gz`, the journal as it stood once the server had ended, and `jobs.txt`: each job, and what the
-program of that time said of it. Ids differ from one time to the next, which is why both are committed.
+The output is `journal.tar.gz`, the journal once the server had stopped, and `jobs.txt`: each job and what the
+program of that version reported about it. Ids differ between runs, so commit both.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from shop import add, app, charge, deliver, fill, hello, segfault, segfault_once
 from penstock import Job, _core
 from penstock.errors import ResultExpired
 
-# Segments then have 2 MiB, and few are enough for the first ones to be reclaimed.
+# Segments are then 2 MiB, so the first ones are reclaimed after few jobs.
 DISK_MEGABYTES = 128
 PENSTOCK = Path(sys.executable).with_name("penstock")
 DAY = 86_400.0
@@ -55,7 +55,7 @@ def main(special: str, target: Path) -> None:
 def make(special: str, target: Path, place: Path) -> None:
     url = f"unix:{place}/socket"
     os.environ["PENSTOCK_URL"] = url
-    # Tracebacks tell where it lay.
+    # Tracebacks show its path.
     shutil.copy(Path(__file__).with_name("shop.py"), place)
     serve = [PENSTOCK, "server", "--listen", url, "--data", place / "data"]
     server = subprocess.Popen(serve, stderr=subprocess.PIPE, text=True)
@@ -63,7 +63,7 @@ def make(special: str, target: Path, place: Path) -> None:
     while "listening on" not in server.stderr.readline():
         assert server.poll() is None
 
-    # The journal's first segments are reclaimed, so these are carried forward.
+    # The journal's first segments get reclaimed, so these jobs are carried forward.
     old: Jobs = {
         "add(20, 22), carried forward": add.options(result_ttl=30 * DAY).delay(20, 22),
         "charge(17), carried forward": charge.options(result_ttl=30 * DAY).delay(17),
@@ -79,7 +79,7 @@ def make(special: str, target: Path, place: Path) -> None:
     for _ in range(40):
         fill.map(["x" * 100_000] * 5)
         work(place, "default")
-    # These stand where they were first written.
+    # These jobs stay where they were first written.
     new: Jobs = {
         "add(1, 2)": add.options(result_ttl=30 * DAY).delay(1, 2),
         "charge(19)": charge.options(result_ttl=30 * DAY).delay(19),
@@ -108,7 +108,7 @@ def make(special: str, target: Path, place: Path) -> None:
         assert specialist.stdout is not None
         while (line := specialist.stdout.readline()) != "ready\n":
             lines.append(line)
-        # It says no goodbye, so its lease is kept for it.
+        # This client doesn't say goodbye, so its lease is kept.
         server.send_signal(signal.SIGTERM)
         assert server.wait() == 0, server.stderr.read()
 

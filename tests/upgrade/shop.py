@@ -1,4 +1,4 @@
-"""The tasks whose jobs are in `format-1/`: its maker ran them, and the test runs what is left of them."""
+"""The tasks whose jobs are in `format-1/`: its maker ran some of them, and the test runs the rest."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ app = App("shop")
 
 
 def option(format_1: str, now: str, value: float) -> dict[str, Any]:
-    """Name an option as the program does that this runs with: the maker's has the names of its time."""
+    """Return an option under the name that the running version of Penstock uses; the maker's version had others."""
     return {now if now in penstock.TaskOptions.__annotations__ else format_1: value}
 
 
@@ -48,7 +48,7 @@ def segfault_once() -> None:
 
 @app.task(store_result=False)
 def fill(text: str) -> None:
-    """Take room in the journal, for its first segments to be reclaimed."""
+    """Use up journal space, so that its first segments get reclaimed."""
 
 
 @app.task

@@ -1,4 +1,4 @@
-"""A journal that an earlier program has written is opened with every job in its state, and goes on."""
+"""A journal written by an earlier version opens with every job in its state, and its jobs run on."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ ENDS = ("succeeded", "failed", "expired", "crashed", "cancelled")
 
 @pytest.fixture
 def left(project: Project) -> Project:
-    """A project whose broker's directory an old program has left, at the time when it did."""
+    """Return a project whose broker's directory is as an old program left it, at that time."""
     project.environment |= at_the_time()
     unpack(project.data)
     shutil.copy(Path(__file__).with_name("shop.py"), project.directory)
@@ -90,7 +90,7 @@ def test_every_job_of_format_1_is_in_its_state_and_goes_on(left, broker):
     assert queues["newsletters"]["paused"]
     assert (queues["thumbnails"]["max_length"], queues["thumbnails"]["max_bytes"]) == (1, 1_000_000)
 
-    # What waits runs, and what ended has its result.
+    # Waiting jobs run, and finished jobs have their results.
     worked = left.penstock("worker", "shop:app", "--burst", "-c", "1")
     assert worked.returncode == 0, worked.output
     expected = {}
@@ -120,7 +120,7 @@ def test_a_server_changes_nothing_before_the_upgrade_and_says_what_to_type(left)
     assert refused.wait() == 78
     assert "is in format 1, and this program writes format 2" in refused.output
     assert files() == before
-    # It is typed as it is told.
+    # Type the command exactly as the message shows it.
     _, command, *_ = refused.output.split("`")
     upgraded = left.run(*shlex.split(command))
     assert upgraded.returncode == 0, upgraded.output

@@ -1,4 +1,4 @@
-"""How the packages under test are built."""
+"""Builds of the packages under test."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "packages"
 
 
 def build_environment() -> dict[str, str]:
-    """The environment of all builds here: with tools, one target triple, and a profile that compiles quickly."""
+    """Return the environment of all builds here: tools, one target triple, and a profile that compiles quickly."""
     profile = {"LTO": "off", "OPT_LEVEL": "0", "CODEGEN_UNITS": "16", "DEBUG": "line-tables-only"}
     host = re.search(r"^host: (\S+)$", subprocess.check_output(["rustc", "-vV"], text=True), re.MULTILINE)
     assert host is not None
@@ -27,7 +27,7 @@ def build_environment() -> dict[str, str]:
         **{f"CARGO_PROFILE_RELEASE_{name}": value for name, value in profile.items()},
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "CARGO_TARGET_DIR": str(TARGET),
-        # With a triple, cargo puts the program into a folder of its own, and maturin reads it too.
+        # With a triple, cargo puts the program into a separate folder, which maturin reads too.
         "CARGO_BUILD_TARGET": host[1],
     }
 
@@ -42,7 +42,7 @@ def in_turns() -> Iterator[None]:
 
 
 def make_alike(target: Path, source: Path) -> None:
-    """Make `target` a copy of `source`, and leave files that are alike untouched, so cargo knows them again."""
+    """Make `target` a copy of `source`, but leave identical files untouched, so cargo doesn't rebuild them."""
     wanted = {file.relative_to(source) for file in source.rglob("*") if file.is_file()}
     for file in [file for file in target.rglob("*") if file.is_file() and file.relative_to(target) not in wanted]:
         file.unlink()

@@ -1,7 +1,7 @@
-"""The packages under test: the sdist of this checkout, and the wheel that is built from an unpacked copy of it.
+"""The packages under test: the sdist of this checkout, and a wheel built from an unpacked copy of it.
 
-The copy has a fixed place below the target directory, and the profile of a build that only has to run. So nothing is
-written into the checkout, under the feet of other tests, and a second run compiles only what has changed.
+The copy has a fixed place below the target directory, and its build profile favours compile time. So no build
+writes into the checkout while other tests use it, and a second run compiles only changed files.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def source(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The sdist, unpacked."""
+    """Unpack the sdist, and return its directory."""
     opened = tmp_path_factory.mktemp("opened")
     with tarfile.open(sdist) as archive:
         archive.extractall(opened, filter="data")
@@ -40,7 +40,7 @@ def source(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built once, by the test process that comes first."""
+    """Build the wheel once, in whichever test process needs it first."""
     shared = "PYTEST_XDIST_WORKER" in os.environ
     place = tmp_path_factory.getbasetemp().parent / "wheel" if shared else tmp_path_factory.mktemp("wheel")
     build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", place]

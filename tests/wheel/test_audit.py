@@ -1,4 +1,4 @@
-"""A wheel's tag is true of both of its binaries, and its README leads somewhere from PyPI."""
+"""A wheel's tag is correct for both of its binaries, and the links of its README work on PyPI."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def compiled(directory: Path, name: str, code: str, *options: str) -> Path:
 
 
 def made_wheel(directory: Path, program: str) -> Path:
-    """A wheel whose library fits an old system, and that claims as much."""
+    """Make a wheel whose library fits an old system, and whose tag says so."""
     root = directory / "penstock-0.1.0"
     about = root / "penstock-0.1.0.dist-info"
     (root / "penstock" / "_bin").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""`pip install` installs what works without a checkout: the extension module, the program, the command."""
+"""`pip install` installs everything that works without a checkout: the extension module, the program, the command."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ pytestmark = pytest.mark.timeout(1800)
 
 
 def interpreters() -> list[str]:
-    """This Python and, where there is one, the newest other that Penstock supports."""
+    """Return this Python and, if installed, the newest other version that Penstock supports."""
     found = {}
     for minor in range(11, 15):
         names = [shutil.which(f"python3.{minor}"), *sorted(Path.home().glob(f".pyenv/versions/3.{minor}.*/bin/python"))]
         for name in filter(None, names):
-            # pyenv leaves names on PATH that run nothing.
+            # pyenv leaves names on PATH that don't run.
             if subprocess.run([name, "-c", "import venv, ensurepip"], capture_output=True).returncode == 0:
                 found[minor] = str(name)
     found.pop(sys.version_info.minor, None)
@@ -61,7 +61,7 @@ def test_the_program_has_no_line_tables_and_that_of_the_checkout_keeps_them(whee
 
     with zipfile.ZipFile(wheel) as archive, archive.open("penstock/_bin/penstock") as program:
         assert ELFFile(program).get_section_by_name(".debug_line") is None
-    # Building a wheel used to leave its program in the checkout, under the tests that were running.
+    # Building a wheel used to leave its program in the checkout, which running tests were using.
     with (Path(penstock.__file__).parent / "_bin" / "penstock").open("rb") as program:
         assert ELFFile(program).get_section_by_name(".debug_line") is not None
 
@@ -96,7 +96,7 @@ def test_wheel_and_sdist_have_the_same_metadata_as_pypi_wants_it(wheel: Path, sd
 @pytest.mark.parametrize("python", interpreters())
 def test_the_quickstart_runs_from_another_directory(project: Project, wheel: Path, python: str) -> None:
     environment = project.directory / "venv"
-    # By this environment's pip: half of the time would go into installing another.
+    # Use this environment's pip: installing another would take half of the time.
     subprocess.run([python, "-m", "venv", "--without-pip", environment], check=True)
     pip = [sys.executable, "-m", "pip", "--python", environment / "bin" / "python", "--disable-pip-version-check"]
     subprocess.run([*pip, "install", "--quiet", wheel], check=True)
@@ -124,7 +124,7 @@ def test_the_sdist_holds_all_that_is_built_and_nothing_that_was(sdist: Path, sou
         for name in subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).splitlines()
         if name in files or name.startswith(("crates/", "python/", "tools/"))
     }
-    # With all members of the workspace and their versions, which cargo reads before it builds one of them.
+    # The sdist has all workspace members and their versions, because cargo reads them before it builds any.
     metadata = ["cargo", "metadata", "--locked", "--offline", "--format-version=1", "--no-deps"]
     subprocess.run(metadata, cwd=source, check=True, stdout=subprocess.DEVNULL)
 
