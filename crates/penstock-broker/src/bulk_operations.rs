@@ -239,8 +239,8 @@ impl Broker {
         }
         // The rest is delayed, or has come due since, and is in no list of its queue.
         let state = &self.state;
-        let is_meant = |slot: u32| state.messages.queue(slot) == queue && state.is_purged(slot);
-        let (slots, cursor) = self.find_messages(progress.cursor, is_meant);
+        let is_covered = |slot: u32| state.messages.queue(slot) == queue && state.is_purged(slot);
+        let (slots, cursor) = self.find_messages(progress.cursor, is_covered);
         self.end_marked(slots, unrun, progress);
         progress.cursor = cursor.unwrap_or(0);
         // A message that a join has released keeps its place.
@@ -267,14 +267,14 @@ impl Broker {
                 || state.workflow_of(slot) == Some(state.messages[slot].id);
             matches!(message_state, EntryState::Held(_)) && is_last
         };
-        let is_meant = |slot: u32| {
-            let is_meant = state.is_meant(mark, slot) && (!only_last || is_last(slot));
+        let is_covered = |slot: u32| {
+            let is_covered = state.is_covered(mark, slot) && (!only_last || is_last(slot));
             let is_spared = mark.running == OnRunning::Leave && state.messages[slot].is_leased();
-            spared += u64::from(is_meant && is_spared);
+            spared += u64::from(is_covered && is_spared);
             let is_missed = planted!("cancel-misses-delayed") && state.messages[slot].is_delayed();
-            is_meant && !is_spared && !is_missed
+            is_covered && !is_spared && !is_missed
         };
-        let (slots, cursor) = self.find_messages(progress.cursor, is_meant);
+        let (slots, cursor) = self.find_messages(progress.cursor, is_covered);
         progress.status.matched += spared;
         progress.status.spared += spared;
         let is_leased = |slot: &u32| self.state.messages[*slot].is_leased();
@@ -298,7 +298,7 @@ impl Broker {
     fn find_messages(
         &self,
         from: u64,
-        mut is_meant: impl FnMut(u32) -> bool,
+        mut is_covered: impl FnMut(u32) -> bool,
     ) -> (Vec<u32>, Option<u64>) {
         let messages = &self.state.messages;
         let most = self.step_size();
@@ -312,7 +312,7 @@ impl Broker {
             if messages
                 .by_slot(slot)
                 .is_some_and(|entry| !entry.is_ended())
-                && is_meant(slot)
+                && is_covered(slot)
             {
                 found.push(slot);
             }

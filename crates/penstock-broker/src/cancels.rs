@@ -262,7 +262,7 @@ impl Broker {
         let asked = self.state.messages.asked(slot);
         let reason = match asked {
             Some(asked) => asked.reason,
-            None => match self.mark_that_asks(slot) {
+            None => match self.mark_that_asks_to_stop(slot) {
                 Some(mark) => {
                     let status = self.operation_under_way(mark.number);
                     status.matched += 1;
@@ -281,7 +281,7 @@ impl Broker {
     pub(crate) fn end_cancelled(&mut self, slot: u32, mark: &Mark) {
         let mut slots = vec![slot];
         if mark.is_for_workflows() {
-            self.add_those_behind(&mut slots, mark);
+            self.add_dependents(&mut slots, mark);
         }
         let status = self.operation_under_way(mark.number);
         status.matched += slots.len() as u64;
@@ -294,7 +294,7 @@ impl Broker {
     /// Adds all messages that depend on this one at any distance and are cancelled with it: its end alone would block
     /// them, and "blocked" would be their result. The message whose result is the workflow's comes first, since there
     /// may not be room for all.
-    fn add_those_behind(&self, slots: &mut Vec<u32>, mark: &Mark) {
+    fn add_dependents(&self, slots: &mut Vec<u32>, mark: &Mark) {
         let (messages, joins) = (&self.state.messages, &self.state.joins);
         let most = self.step_size();
         let mut places: VecDeque<Member> = messages.member(slots[0]).into_iter().collect();
@@ -305,7 +305,7 @@ impl Broker {
             .flat_map(|id| messages.copies(id));
         slots.extend(last.filter(|slot| {
             let is_held = matches!(messages.state(*slot), EntryState::Held(_));
-            is_held && !self.state.is_blocked(*slot) && self.state.is_meant(mark, *slot)
+            is_held && !self.state.is_blocked(*slot) && self.state.is_covered(mark, *slot)
         }));
         let mut seen = BTreeSet::new();
         while let Some(place) = places.pop_front()
@@ -317,7 +317,7 @@ impl Broker {
                 continue;
             };
             let held = self.held_slots(join);
-            for slot in held.filter(|slot| self.state.is_meant(mark, *slot)) {
+            for slot in held.filter(|slot| self.state.is_covered(mark, *slot)) {
                 if slots.len() == most {
                     break;
                 }
@@ -342,12 +342,12 @@ impl Broker {
 
     /// Returns an operation under way that has yet to ask this running job to stop. With a new number the job would
     /// escape it.
-    fn mark_that_asks(&self, slot: u32) -> Option<Mark> {
+    fn mark_that_asks_to_stop(&self, slot: u32) -> Option<Mark> {
         let mut marks = self.state.marks.values().map(|(mark, _)| *mark);
         marks.find(|mark| {
             mark.what.is_cancellation()
                 && mark.running != OnRunning::Leave
-                && self.state.is_meant(mark, slot)
+                && self.state.is_covered(mark, slot)
         })
     }
 }
@@ -369,11 +369,11 @@ impl BrokerState {
             return None;
         }
         let mut marks = self.marks.values().map(|(mark, _)| *mark);
-        marks.find(|mark| mark.what.is_cancellation() && self.is_meant(mark, slot))
+        marks.find(|mark| mark.what.is_cancellation() && self.is_covered(mark, slot))
     }
 
     /// Whether an operation that cancels jobs covers this one.
-    pub(crate) fn is_meant(&self, mark: &Mark, slot: u32) -> bool {
+    pub(crate) fn is_covered(&self, mark: &Mark, slot: u32) -> bool {
         let (entry, shared_head) = (&self.messages[slot], self.messages.shared_head(slot));
         if mark.what == MarkedFor::Overdue {
             return self.is_overdue(slot) && !entry.is_failed() && !entry.is_ended();

@@ -57,7 +57,7 @@ pub(crate) struct Chores {
 }
 
 impl Chores {
-    pub(crate) fn report_blocked_later(&mut self, join: JoinId) {
+    pub(crate) fn queue_blocked_report(&mut self, join: JoinId) {
         self.reopening.remove(&join);
         self.blocked.push_back((join, 0));
     }
@@ -168,7 +168,7 @@ impl Broker {
     /// Resumes, after a recovery, work that follows from the state and was not done, or not seen to be done.
     pub(crate) fn resume_chores(&mut self) {
         for (_, id) in self.state.joins_over.clone() {
-            self.chores.report_blocked_later(id);
+            self.chores.queue_blocked_report(id);
         }
         let undecided = self
             .state

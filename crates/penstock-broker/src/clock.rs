@@ -180,7 +180,7 @@ impl Clocks {
         ClockTime::of_start(due, self.steady())
     }
 
-    pub(crate) fn has_come(&self, when: ClockTime) -> bool {
+    pub(crate) fn is_due(&self, when: ClockTime) -> bool {
         match when.clock {
             WhichClock::Steady => when.at <= self.steady(),
             WhichClock::Wall => when.at <= self.wall(),

@@ -117,7 +117,7 @@ impl Broker {
             return HandOutOutcome::NothingReady;
         };
         if let Some(when) = messages.expires_at(slot)
-            && self.clocks.has_come(when)
+            && self.clocks.is_due(when)
             && !planted!("deliver-expired")
         {
             // Its timer is one of many and has not fired yet.
@@ -234,7 +234,7 @@ impl Broker {
                 if self.state.messages.get(Handle { number, slot }).is_some()
                     && let EntryState::Delayed(when) = self.state.messages.state(slot)
                 {
-                    debug_assert!(self.clocks.has_come(when));
+                    debug_assert!(self.clocks.is_due(when));
                     self.state.end_delay(slot);
                 }
             }
@@ -305,7 +305,7 @@ impl Broker {
                 session,
                 generation,
             } => {
-                let is_away = |session: &crate::sessions::ClientSession| {
+                let is_away = |session: &crate::sessions::BrokerSession| {
                     session.generation == generation && !planted!("keep-leases")
                 };
                 if self.state.sessions.get(session).is_some_and(is_away) {
@@ -340,8 +340,8 @@ impl Broker {
                 queue: index,
                 generation,
             } => {
-                let is_meant = |queue: &Queue| queue.service == Service::Missing { generation };
-                if self.state.queues.get(index).is_some_and(is_meant) {
+                let is_covered = |queue: &Queue| queue.service == Service::Missing { generation };
+                if self.state.queues.get(index).is_some_and(is_covered) {
                     let queue = &mut self.state.queues[index];
                     queue.service = Service::Told;
                     let notice = Notice::Unserved {
@@ -395,7 +395,7 @@ impl Broker {
         }
         // A message that has replaced another has its number, and another time.
         let at = messages.expires_at(handle.slot);
-        if !at.is_some_and(|at| self.clocks.has_come(at)) {
+        if !at.is_some_and(|at| self.clocks.is_due(at)) {
             return false;
         }
         // A message whose end was already reported does not end in another way.

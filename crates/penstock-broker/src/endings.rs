@@ -580,7 +580,7 @@ impl Broker {
         if self.state.joins[slot].is_needless {
             return 1 + self.put_outcome(slot, ValueStatus::Cancelled);
         }
-        self.chores.report_blocked_later(id);
+        self.chores.queue_blocked_report(id);
         1 + moved + self.free_blocked(slot) + self.put_outcome(slot, ValueStatus::Upstream)
     }
 
@@ -607,12 +607,12 @@ impl Broker {
         if self.state.marks.is_empty() || planted!("purge-released") {
             return 0;
         }
-        let is_meant = |slot: &u32| {
+        let is_covered = |slot: &u32| {
             self.state.messages.when(*slot) != Outcome::Succeeded
                 && self.state.is_behind_mark(*slot)
                 && !self.state.keeps_its_number(*slot)
         };
-        let slots: Vec<u32> = self.held_slots(slot).filter(is_meant).collect();
+        let slots: Vec<u32> = self.held_slots(slot).filter(is_covered).collect();
         for slot in &slots {
             self.renumber(*slot, None, None);
         }

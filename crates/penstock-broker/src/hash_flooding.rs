@@ -188,7 +188,7 @@ fn assert_no_worse<T: Hash + Eq>(what: &str, chosen: &[T], random: &[T]) {
 }
 
 #[test]
-fn chosen_ids_keys_names_and_kinds_cost_what_random_ones_do() {
+fn chosen_ids_keys_names_and_heads_cost_the_same_as_random_ones() {
     let ids = |all: Vec<[u8; 16]>| all.into_iter().map(MessageId).collect::<Vec<_>>();
     let results = |all| ids(all).into_iter().map(Key::Result).collect::<Vec<_>>();
     let named = |id: [u8; 16]| Key::Named(Bytes::copy_from_slice(&id));
@@ -197,7 +197,7 @@ fn chosen_ids_keys_names_and_kinds_cost_what_random_ones_do() {
     assert_no_worse("results", &results(chosen_ids()), &results(random_ids()));
     assert_no_worse("keys", &keys(chosen_ids()), &keys(random_ids()));
     assert_no_worse("names", &chosen_names(), &random_names());
-    assert_no_worse("kinds", &chosen_heads(), &random_heads());
+    assert_no_worse("shared heads", &chosen_heads(), &random_heads());
 }
 
 #[test]

@@ -632,7 +632,7 @@ mod tests {
     /// MB, a pass over all members at each carry, and hundreds of megabytes in the count of live bytes, so that the
     /// journal never shrank again.
     #[test]
-    fn a_join_costs_what_has_arrived_and_not_what_a_client_says() {
+    fn a_join_costs_what_has_arrived_and_not_what_a_client_announces() {
         let mut joins = Joins::default();
         let slot = joins.open(
             penstock_message::MessageId([1; 16]),

@@ -341,7 +341,7 @@ pub(crate) struct Messages {
     /// Messages that have ended, one for each id.
     ended: SlotIndex,
     /// Whether messages are entered in `by_id` later, all at once.
-    puts_off_ids: bool,
+    defers_ids: bool,
     /// Bytes of the bodies in memory, with the overhead of keeping them there.
     resident_bytes: u64,
 }
@@ -433,7 +433,7 @@ impl Messages {
             self.resident_bytes += resident_bytes(&self.hot(slot).expect("it is hot").body);
         }
         self.set_expiry(slot, head.expires_at);
-        match self.puts_off_ids && !head.has_copies {
+        match self.defers_ids && !head.has_copies {
             true => self.entries[slot].set(flag::UNENTERED, true),
             false => self.enter_id(slot),
         }
@@ -444,13 +444,13 @@ impl Messages {
     /// takes a fraction of the time. Until then ids are only needed for messages that have copies or have claimed a
     /// key, so these are entered at once.
     pub(crate) fn defer_ids(&mut self) {
-        self.puts_off_ids = true;
+        self.defers_ids = true;
     }
 
     pub(crate) fn enter_deferred_ids(&mut self) {
         /// Number of entries sorted at a time.
         const BLOCK: usize = 1 << 20;
-        self.puts_off_ids = false;
+        self.defers_ids = false;
         self.by_id.reserve(self.entries.len());
         let mut block = Vec::with_capacity(BLOCK.min(self.entries.len()));
         for slot in 0..self.entries.end() {

@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_kept_is_bounded() {
+    fn progress_is_bounded() {
         let mut progress = JobsProgress::new(SeededState::default());
         let body = Bytes::from(vec![0; Progress::CAP_BYTES]);
         let fitting = (ALL_CAP_BYTES / Progress::CAP_BYTES) as u64;

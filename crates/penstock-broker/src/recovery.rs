@@ -757,7 +757,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_replayed_is_named() {
+    fn a_record_that_cannot_be_replayed_is_named() {
         let mut recovery = Recovery::new(BrokerOptions::default());
         let empty_record = [1, 1, 0];
         assert_eq!(recovery.replay(Position(4), &empty_record), Ok(()));

@@ -17,7 +17,7 @@ use crate::{ConnId, Position};
 const RECEIPTS_KEPT: u64 = 1024;
 
 #[derive(Debug)]
-pub(crate) struct ClientSession {
+pub(crate) struct BrokerSession {
     pub(crate) id: SessionId,
     /// Number by which records refer to it.
     pub(crate) number: u64,
@@ -83,7 +83,7 @@ pub(crate) struct Confirmation {
     pub(crate) early: Vec<u64>,
 }
 
-impl ClientSession {
+impl BrokerSession {
     /// Notes that numbers from `first` to `last` were decided.
     pub(crate) fn decided(&mut self, first: u64, last: u64, safe_after: SafeAfter) {
         debug_assert!(first > self.applied && first <= last);
@@ -215,7 +215,7 @@ impl ClientSession {
 
 #[derive(Debug, Default)]
 pub(crate) struct Sessions {
-    sessions: Slab<ClientSession>,
+    sessions: Slab<BrokerSession>,
     by_id: SeededMap<SessionId, u32>,
     by_number: FxHashMap<u64, u32>,
     /// Highest number in use.
@@ -244,11 +244,11 @@ impl Sessions {
         self.by_number.get(&number).copied()
     }
 
-    pub(crate) fn get(&self, index: u32) -> Option<&ClientSession> {
+    pub(crate) fn get(&self, index: u32) -> Option<&BrokerSession> {
         self.sessions.get(index)
     }
 
-    pub(crate) fn get_mut(&mut self, index: u32) -> Option<&mut ClientSession> {
+    pub(crate) fn get_mut(&mut self, index: u32) -> Option<&mut BrokerSession> {
         self.sessions
             .get(index)
             .is_some()
@@ -257,7 +257,7 @@ impl Sessions {
 
     pub(crate) fn open(&mut self, number: u64, id: SessionId, applied: u64) -> u32 {
         self.numbers = self.numbers.max(number);
-        let index = self.sessions.insert(ClientSession {
+        let index = self.sessions.insert(BrokerSession {
             id,
             number,
             name: String::new(),
@@ -292,7 +292,7 @@ impl Sessions {
         self.generations
     }
 
-    pub(crate) fn remove(&mut self, index: u32) -> ClientSession {
+    pub(crate) fn remove(&mut self, index: u32) -> BrokerSession {
         let session = self.sessions.remove(index);
         // A repaired journal may lack the record that forgot an older session with this id.
         if self.by_id.get(&session.id) == Some(&index) {
@@ -302,21 +302,21 @@ impl Sessions {
         session
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &ClientSession)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &BrokerSession)> {
         self.sessions.iter()
     }
 }
 
 impl std::ops::Index<u32> for Sessions {
-    type Output = ClientSession;
+    type Output = BrokerSession;
 
-    fn index(&self, index: u32) -> &ClientSession {
+    fn index(&self, index: u32) -> &BrokerSession {
         &self.sessions[index]
     }
 }
 
 impl std::ops::IndexMut<u32> for Sessions {
-    fn index_mut(&mut self, index: u32) -> &mut ClientSession {
+    fn index_mut(&mut self, index: u32) -> &mut BrokerSession {
         &mut self.sessions[index]
     }
 }

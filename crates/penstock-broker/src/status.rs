@@ -202,7 +202,7 @@ impl Broker {
                 name: session.name.clone(),
                 queues: served.iter().map(name_of).collect(),
                 slots: report.slots,
-                // A worker reports once a second. The broker knows better what it has settled since.
+                // A worker reports once a second. The broker knows what it has settled since.
                 busy: report.busy.min(session.leases.len() as u32),
                 parked: report.parked.min(session.leases.len() as u32),
                 leases: session.leases.len() as u32,

@@ -610,7 +610,7 @@ impl Broker {
                     && progress.overdue_before.is_none()
                 {
                     // It continues after its end: a deadline that has passed since does not apply.
-                    match self.clocks.has_come(deadline) {
+                    match self.clocks.is_due(deadline) {
                         true => progress.overdue_before = Some(0),
                         false => {
                             let timer = Timer::Deadline {
@@ -661,7 +661,7 @@ impl Broker {
         let late = touched.filter_map(|id| {
             let record = workflows.record(id)?;
             let deadline = record.deadline.filter(|_| record.base == position)?;
-            self.clocks.has_come(deadline).then_some(record.number)
+            self.clocks.is_due(deadline).then_some(record.number)
         });
         let late: Vec<u64> = late.take(self.step_size()).collect();
         for number in late {

@@ -582,7 +582,7 @@ impl Broker {
         let extras = message.extras.take().and_then(|mut extras| {
             generation = std::mem::take(&mut extras.generation);
             attempts_before = std::mem::take(&mut extras.attempts_before);
-            own_extras(&mut extras);
+            copied_extras(&mut extras);
             (*extras != Extras::default()).then_some(extras)
         });
         let head = MessageHead {
@@ -732,7 +732,7 @@ fn copied(bytes: &mut Bytes) -> Bytes {
     }
 }
 
-fn own_extras(extras: &mut Extras) {
+fn copied_extras(extras: &mut Extras) {
     extras.key = extras.key.as_mut().map(copied);
     for (_, value) in &mut extras.headers {
         *value = copied(value);

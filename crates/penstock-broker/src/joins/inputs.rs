@@ -71,7 +71,7 @@ impl BrokerState {
                 true => count - 1 - index,
                 false => index,
             };
-            let value = self.given_value(MessageId::member(join, of), room, level);
+            let value = self.input_value(MessageId::member(join, of), room, level);
             let bytes = match &value {
                 InputValue::Of(_, body) => VALUE_BYTES + body.len(),
                 InputValue::Gathered(_) | InputValue::Gone => VALUE_BYTES,
@@ -86,7 +86,7 @@ impl BrokerState {
         given
     }
 
-    fn given_value(&self, id: MessageId, room: &mut usize, level: usize) -> InputValue {
+    fn input_value(&self, id: MessageId, room: &mut usize, level: usize) -> InputValue {
         let key = Key::Result(id);
         if let Some(stored) = self.keys.value(&key) {
             let inner = match stored.status {

@@ -190,7 +190,7 @@ mod tests {
 
     /// In an earlier version each hello and goodbye walked all keys that anybody watched: 42 ms with a million.
     #[test]
-    fn who_comes_and_goes_touches_no_key_that_others_watch() {
+    fn a_connection_that_comes_and_goes_touches_no_key_that_others_watch() {
         let mut broker = Recovery::new(BrokerOptions::default()).finish(NOW, 1);
         hello(&mut broker, 1);
         let ids: Vec<MessageId> = (0..100_000_u128)

@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_with_the_same_extras_share_them_and_the_last_one_takes_them_along() {
+    fn equal_extras_are_shared_and_go_with_their_last_message() {
         let mut extras = SharedExtras::default();
         for slot in 0..1000 {
             extras.set(slot, of((slot % 2) as u8));

@@ -29,7 +29,7 @@ pub(crate) struct SharedHeadId(NonZeroU32);
 impl SharedHeadId {
     fn new(index: usize) -> Self {
         let id = u32::try_from(index + 1).ok().and_then(NonZeroU32::new);
-        Self(id.expect("fewer than 2^32 kinds"))
+        Self(id.expect("fewer than 2^32 shared heads"))
     }
 
     fn index(self) -> usize {
@@ -75,7 +75,7 @@ fn adjust(counts: &mut Vec<u32>, index: usize, by: i32) {
     }
     counts[index] = counts[index]
         .checked_add_signed(by)
-        .expect("kinds are counted when they come and when they go");
+        .expect("shared heads are counted when they come and when they go");
 }
 
 impl SharedHeads {
@@ -101,7 +101,7 @@ impl SharedHeads {
         let known = last.or_else(|| self.by_head.get(head).copied());
         let id = known.unwrap_or_else(|| self.add(*head));
         let users = self.heads[id.index()].users.as_mut();
-        let users = users.expect("a kind that is found is not free");
+        let users = users.expect("a shared head that is found is not free");
         self.unused -= usize::from(*users == 0);
         *users += 1;
         self.last = Some(id);
@@ -136,7 +136,7 @@ impl SharedHeads {
     /// Removes a message with this head.
     pub(crate) fn remove_message(&mut self, id: SharedHeadId) {
         let users = self.heads[id.index()].users.as_mut();
-        let users = users.expect("a kind in use is not free");
+        let users = users.expect("a shared head in use is not free");
         *users -= 1;
         self.unused += usize::from(*users == 0);
     }
@@ -203,7 +203,10 @@ impl SharedHeads {
         if self.unused == 0 {
             return flows;
         }
-        assert!(self.counted.is_empty(), "a kind goes with its counts");
+        assert!(
+            self.counted.is_empty(),
+            "a shared head is dropped without counts"
+        );
         for (index, counted) in self.heads.iter_mut().enumerate() {
             if counted.users == Some(0) {
                 counted.users = None;
@@ -240,11 +243,11 @@ impl SharedHeads {
                 in_use += usize::from(users > 0);
             }
         }
-        assert_eq!(in_use, expected.len(), "kinds in use");
+        assert_eq!(in_use, expected.len(), "shared heads in use");
         assert_eq!(
             self.by_head.len(),
             in_use + self.unused,
-            "kinds that are kept"
+            "shared heads that are kept"
         );
     }
 }

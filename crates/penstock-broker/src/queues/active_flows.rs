@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn turns_come_in_order_however_they_came_and_went() {
+    fn turns_are_in_order_however_flows_come_and_go() {
         let mut active = ActiveFlows::default();
         assert!(active.is_empty() && active.is_alone());
         for turn in [(5, 1), (3, 2), (9, 3), (3, 4)] {

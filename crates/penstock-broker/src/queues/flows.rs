@@ -306,7 +306,7 @@ impl Flow {
 
     pub(crate) fn pop(&mut self, messages: &Messages) -> u32 {
         loop {
-            // Stale entries have no number any more, and are in nobody's way.
+            // Stale entries no longer have a number, and do not delay the others.
             let next = loop {
                 match self.run.front() {
                     None => break None,

@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn runs_are_charged_what_they_take_and_give_it_back_when_they_end() {
+    fn runs_are_charged_for_their_time_and_refunded_when_they_end() {
         let mut running = ChargedRuns::default();
         let charge = |estimate_us, since_ms| Charge {
             estimate_us: NonZeroU32::new(estimate_us).unwrap(),

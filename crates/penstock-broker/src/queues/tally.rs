@@ -158,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_minute_is_right_to_a_part_of_ten_seconds() {
+    fn the_last_minute_is_right_to_within_ten_seconds() {
         // One event every 100 ms, after pauses of various lengths.
         for pause_ms in [0, 7_000, 49_000, 61_000, 200_000] {
             let mut tally = Tally::default();
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_used_once_keeps_no_minute() {
+    fn a_tally_that_is_used_once_keeps_no_minute() {
         let mut tally = Tally::new(TallyStep::at(5_000));
         for what in [Counter::Enqueued, Counter::Started, Counter::Succeeded] {
             tally.count(what, TallyStep::at(9_999));

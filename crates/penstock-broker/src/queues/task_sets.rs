@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tasks_of_two_apps_that_are_called_alike_are_found() {
+    fn tasks_of_two_apps_with_the_same_name_are_found() {
         let mut sets = TaskSets::default();
         let mut names = Interner::default();
         let [one, two, three] = ["one", "two", "three"].map(|text| names.intern(text));
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_lists_are_one_set_for_as_long_as_anybody_has_it() {
+    fn equal_lists_share_one_set_while_it_has_users() {
         let mut sets = TaskSets::default();
         let mut names = Interner::default();
         let [one, two, three] = ["one", "two", "three"].map(|text| names.intern(text));

@@ -50,7 +50,7 @@ impl Broker {
             Forgettable::Task(_) => false,
         };
         let mut look_again_ms = kept_ms;
-        if is_kept_for || is_over && self.state.is_of_messages(what) {
+        if is_kept_for || is_over && self.state.has_messages(what) {
             self.state.queues.touch(what);
             look_again_ms = kept_ms.max(REVIEWED_AFTER_MS);
         } else if is_over {
@@ -66,7 +66,7 @@ impl Broker {
 
 impl BrokerState {
     /// Whether it has messages in any state, or values of ended messages.
-    fn is_of_messages(&mut self, what: Forgettable) -> bool {
+    fn has_messages(&mut self, what: Forgettable) -> bool {
         self.drop_unused_heads();
         let shared_heads = &self.messages.shared_heads;
         match what {

@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_oldest_comes_first_whatever_it_is() {
+    fn the_oldest_base_comes_first_whatever_its_thing() {
         let mut live_bases = LiveBases::default();
         let message = |slot| Entity::Message { slot };
         let queue = |index| Entity::Queue { index };

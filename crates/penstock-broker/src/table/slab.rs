@@ -259,7 +259,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slots_stay_where_they_are_and_chunks_that_are_free_are_given_back() {
+    fn slots_never_move_and_free_chunks_are_released() {
         let mut slab = Slab::<[u64; 1024]>::default();
         let count = 10 * Slab::<[u64; 1024]>::CHUNK_SLOTS as u32;
         let slots: Vec<u32> = (0..count)

@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_index_that_grows_moves_little_at_a_time() {
+    fn a_growing_index_moves_little_at_a_time() {
         let mut index = SlotIndex::default();
         let mut capacities = vec![0; SHARDS];
         let (mut moved, mut most) = (0, 0);
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn an_index_finds_what_it_holds_and_shrinks_with_it() {
+    fn an_index_finds_its_slots_and_shrinks_with_them() {
         let mut index = SlotIndex::default();
         let count = 200_000;
         let name = |slot: u32| u64::from(slot) * 3;

@@ -109,7 +109,7 @@ impl Broker {
         false
     }
 
-    /// Whether a consumer of the queue may run the task later, or people have to see to that.
+    /// Whether a consumer of the queue may run the task later, or only people can help (a paused queue, a missing worker).
     fn can_be_run(&self, queue: u32, task: Name) -> bool {
         let queues = &self.state.queues;
         let takes = |consumer: &&crate::consumers::QueueConsumer| {

@@ -47,7 +47,7 @@ impl MeasuredBroker {
 }
 
 #[test]
-fn names_that_were_used_once_take_little_and_are_forgotten_but_for_their_counts() {
+fn names_used_once_take_little_and_are_forgotten_except_for_their_counts() {
     let _alone = COUNTS.lock().unwrap();
     let one = |what: &str| what.to_owned();
     let queues = |number| (format!("queue-{number:08}"), one("task"));

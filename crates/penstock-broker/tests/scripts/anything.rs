@@ -280,7 +280,7 @@ fn lose_between(lines: &[&str], lost: &[usize], more: &[&str]) {
 
 /// Events of a message whose earlier records are lost are skipped; the message itself stays.
 #[test]
-fn a_message_whose_end_was_lost_with_a_part_of_the_journal_goes_on() {
+fn a_message_whose_end_was_lost_with_a_part_of_the_journal_continues() {
     // Its value was dropped; the record of its end is lost.
     lose_between(
         &["a publish m1", "a cancel m1", "disk no-publishes"],

@@ -17,11 +17,11 @@ fn a_running_job_is_asked_to_stop_once_that_is_on_disk() {
         a cancel one ask reason=why         ->
         sync                                -> a confirm 3 3:Cancelling, w stop one (why)
         a info one                          -> a knows Cancelling in default attempt 0 crashes 0 at w
-        # Asked again, its worker is told only what is new.
+        # When asked again, its worker only learns what is new.
         a cancel one ask reason=other       -> a confirm 4 4:Cancelling
         a cancel one kill reason=other      -> a confirm 5 5:Cancelling, w stop one! (why)
         a cancel one ask                    -> a confirm 6 6:Cancelling
-        # It is left alone, but for those who ask.
+        # It is spared, except from requests that name it.
         a cancel one                        -> a confirm 7 7:refused 0 TooLate(Cancelling)
         a cancel two                        -> a confirm 8 8:refused 0 TooLate(Running)
         a cancel nobody ask                 -> a confirm 9 9:refused 0 NoSuchJob
@@ -84,7 +84,7 @@ fn a_job_that_was_asked_to_stop_ends_whatever_its_worker_does_and_keeps_its_succ
                 c hello                     -> c welcome 0
                 c watch m                   -> c sees m {value}
                 c guard k absent            -> c confirm 1
-                # Nobody ever runs it again.
+                # It never runs again.
                 c pause default             -> c confirm 2
                 c consume default 9         ->
                 c cancel n                  -> c confirm 3 3:Ready
@@ -110,7 +110,7 @@ fn an_order_waits_for_the_worker_to_come_back_and_for_the_delivery_to_leave() {
         w hello one                         -> w welcome 0 one, w stop one! (it was cancelled)
         w lost                              ->
         w hello one                         -> w welcome 0 one, w stop one! (it was cancelled)
-        # A worker that does not present it has stopped, in order.
+        # A worker that does not present the lease has stopped cleanly.
         w lost                              ->
         w hello                             -> w welcome 0
         a info one                          -> a knows nothing
@@ -187,7 +187,7 @@ fn a_retry_does_not_escape_an_operation_under_way() {
 /// new numbers. In an earlier version that put them out of reach of an operation that cancelled them, and they ran
 /// after the confirmed cancellation.
 #[test]
-fn what_a_group_releases_behind_a_purge_does_not_escape_a_cancellation() {
+fn messages_released_behind_a_purge_do_not_escape_a_cancellation() {
     for cancel in ["queue=default", "workflow=next"] {
         for between in ["", "kill", "carry\n kill"] {
             check(&format!(

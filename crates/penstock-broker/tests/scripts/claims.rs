@@ -100,7 +100,7 @@ fn a_key_until_the_end_is_free_after_a_failure_and_taken_again_by_a_retry() {
 }
 
 #[test]
-fn a_key_for_a_time_outlives_its_job_and_ends_by_itself() {
+fn a_key_for_a_time_outlives_its_job_and_expires() {
     check_with_crashes(
         "
         a hello                                      -> a welcome 0
@@ -134,7 +134,7 @@ fn derived_keys_and_keys_of_applications_never_meet() {
 }
 
 #[test]
-fn a_message_takes_the_place_in_line_of_one_that_waits() {
+fn a_message_takes_the_place_of_a_waiting_one_in_its_queue() {
     check_with_crashes(
         "
         a hello                                      -> a welcome 0
@@ -157,7 +157,7 @@ fn a_message_takes_the_place_in_line_of_one_that_waits() {
 }
 
 #[test]
-fn what_takes_a_place_has_its_own_times() {
+fn a_replacement_has_its_own_times() {
     // The replaced job's expiry is not that of the new one.
     check_with_crashes(
         "
@@ -178,7 +178,7 @@ fn what_takes_a_place_has_its_own_times() {
 }
 
 #[test]
-fn a_full_queue_has_room_for_what_takes_a_place() {
+fn a_full_queue_has_room_for_a_replacement() {
     check(
         "
         a hello                                      -> a welcome 0
@@ -215,13 +215,13 @@ fn the_last_of_quick_calls_runs_after_their_quiet_or_their_longest_wait() {
         w consume default 1                                              ->
         wait 999                                                         ->
         wait 1                                                           -> w deliver four!
-        # The next call begins anew.
+        # The next call starts over.
         a publish five claim=k until=start conflict=5000 after=2000      -> a confirm 5
         wait 1999                                                        ->
         a info five                                                      -> a knows Delayed in default attempt 0 crashes 0
         wait 2                                                           ->
         a info five                                                      -> a knows Ready in default attempt 0 crashes 0
-        # Due, and in line: the last call takes its place at once.
+        # Due, and in its queue: the last call takes its place at once.
         a publish six claim=k until=start conflict=5000 after=2000       -> a confirm 6
         a info six                                                       -> a knows Ready in default attempt 0 crashes 0
         ",

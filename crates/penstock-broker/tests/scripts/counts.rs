@@ -3,7 +3,7 @@
 use crate::script::check;
 
 #[test]
-fn each_way_of_a_job_is_counted_for_its_queue_and_its_task() {
+fn each_outcome_of_a_job_is_counted_for_its_queue_and_its_task() {
     check(
         "
         a hello                             -> a welcome 0
@@ -18,7 +18,7 @@ fn each_way_of_a_job_is_counted_for_its_queue_and_its_task() {
         w crash four reason=SIGSEGV         -> w confirm 4
         a cancel six                        -> a confirm 7 7:Ready
         counts                              -> queue default enqueued5+started4+succeeded1+failed1+retried1+expired1+crashed1 lately, queue mail enqueued1+cancelled1 lately, task t enqueued3+started3+succeeded1+failed1+retried1 lately, task u enqueued2+started1+cancelled1+crashed1 lately, task v enqueued1+expired1 lately
-        # A person has it tried again.
+        # A person retries it.
         a retry two queue=mail              -> a confirm 8 8:Failed
         counts                              -> queue default enqueued5+started4+succeeded1+failed1+retried2+expired1+crashed1 lately, queue mail enqueued1+cancelled1 lately, task t enqueued3+started3+succeeded1+failed1+retried2 lately, task u enqueued2+started1+cancelled1+crashed1 lately, task v enqueued1+expired1 lately
         ",
@@ -40,7 +40,7 @@ fn a_queue_and_a_task_that_are_empty_for_an_hour_leave_their_counts_to_others() 
         wait 3500000                        ->
         counts                              -> queue kept enqueued1+started1+succeeded1 lately none, queue once enqueued1+started1+succeeded1 lately none, queue paused enqueued1 lately none, task t enqueued1+started1+succeeded1 lately none, task u enqueued2+started1+succeeded1 lately none
         wait 70000                          ->
-        # What is served or configured stays, and so does a task of jobs that wait.
+        # Served or configured queues stay, and so does a task with waiting jobs.
         counts                              -> others 1 queues enqueued1+started1+succeeded1 refused 0 and 1 tasks enqueued1+started1+succeeded1, queue kept enqueued1+started1+succeeded1 lately none, queue paused enqueued1 lately none, task u enqueued2+started1+succeeded1 lately none
         w bye                               ->
         a purge paused|resume paused        -> a confirm 6 5:operation-1
@@ -48,10 +48,10 @@ fn a_queue_and_a_task_that_are_empty_for_an_hour_leave_their_counts_to_others() 
         counts                              -> others 1 queues enqueued1+started1+succeeded1 refused 0 and 1 tasks enqueued1+started1+succeeded1, queue kept enqueued1+started1+succeeded1 lately none, queue paused enqueued1+cancelled1 lately none, task u enqueued2+started1+succeeded1+cancelled1 lately none
         wait 120000                         ->
         counts                              -> others 2 queues enqueued2+started2+succeeded2 refused 0 and 1 tasks enqueued1+started1+succeeded1, queue paused enqueued1+cancelled1 lately none, task u enqueued2+started1+succeeded1+cancelled1 lately none
-        # A name that comes back begins anew.
+        # A name that is used again starts from zero.
         a publish four queue=once task=t    -> a confirm 7
         counts                              -> others 2 queues enqueued2+started2+succeeded2 refused 0 and 1 tasks enqueued1+started1+succeeded1, queue once enqueued1 lately, queue paused enqueued1+cancelled1 lately none, task t enqueued1 lately, task u enqueued2+started1+succeeded1+cancelled1 lately none
-        # Counts begin anew with the broker, whose journal tells of all those names once more.
+        # Counts start from zero with the broker, whose journal mentions all those names again.
         kill                                ->
         a hello                             -> a welcome 4, a confirm 7 5:operation-1
         counts                              -> queue kept none lately, queue once none lately, queue paused none lately, task t none lately, task u none lately
@@ -68,17 +68,17 @@ fn capacity_is_the_share_of_the_time_in_which_consumers_were_ready() {
         capacity                            -> default none
         w hello                             -> w welcome 0
         w consume default 1 tasks=t         -> w deliver one
-        # Job two waits until the consumer wants more. A moving average over 10 seconds that begins now.
+        # Job two waits until the consumer wants more. The moving average over 10 seconds begins now.
         wait 2000                           ->
         capacity                            -> default 0
         w ack one                           -> w confirm 1
         w consume default 1                 -> w deliver two
-        # What none of them can run does not count, and nothing else waits.
+        # Jobs that no consumer can run do not count, and no others wait.
         wait 2000                           -> notice: 1 of odd and 0 others unknown in default
         capacity                            -> default 550
         wait 60000                          ->
         capacity                            -> default 1000
-        # A job that waits is over, too, when it is cancelled, or while its queue is paused.
+        # Waiting also ends when the job is cancelled, or while its queue is paused.
         a publish three task=t              -> a confirm 4
         wait 10000                          ->
         capacity                            -> default 367

@@ -58,7 +58,7 @@ fn a_deadline_that_passes_while_no_broker_runs_counts() {
 }
 
 #[test]
-fn nothing_starts_of_a_workflow_whose_deadline_has_passed_when_it_comes() {
+fn no_job_of_a_workflow_starts_if_its_deadline_has_already_passed() {
     check(
         "
         w hello                                             -> w welcome 0
@@ -74,7 +74,7 @@ fn nothing_starts_of_a_workflow_whose_deadline_has_passed_when_it_comes() {
 /// An idle worker is about to get the first job of a chain when its deadline passes. The jobs behind it have the result
 /// "cancelled", and not "blocked" by it.
 #[test]
-fn all_steps_of_a_chain_read_as_cancelled() {
+fn all_steps_of_a_chain_end_as_cancelled() {
     check(
         "
         w hello                                             -> w welcome 0
@@ -125,7 +125,7 @@ fn errbacks_run_after_a_deadline() {
 
 /// An ended workflow has nothing left to cancel. If a person makes it continue, it no longer has a deadline.
 #[test]
-fn a_workflow_that_goes_on_after_its_deadline_is_not_cancelled() {
+fn a_workflow_that_continues_after_its_deadline_is_not_cancelled() {
     for between in [
         NOTHING,
         "carry",

@@ -114,7 +114,7 @@ fn whatever_ends_a_message_its_key_is_free() {
 }
 
 #[test]
-fn whatever_ends_a_member_its_join_hears_of_it() {
+fn whatever_ends_a_member_its_join_learns_of_it() {
     each_end(|prepare, end, succeeded| {
         let (state, told) = match succeeded {
             true => ("Ready", "b sees last pending"),
@@ -144,7 +144,7 @@ fn whatever_ends_a_member_its_join_hears_of_it() {
 /// its member, which then ended. So the segment with the member's record was deleted, and after a crash the end named
 /// an unknown message: the join waited for it forever, and its held messages never ran.
 #[test]
-fn a_join_has_heard_of_a_member_that_ended_while_a_segment_was_emptied() {
+fn a_join_learns_of_a_member_that_ended_while_a_segment_was_emptied() {
     for steps in 1..8 {
         each_end(|prepare, end, _| {
             format!(
@@ -200,7 +200,7 @@ fn a_copy_owns_the_key_of_one_that_ended_while_a_segment_was_emptied() {
 
 /// Likewise for the result of a failed job that is retried.
 #[test]
-fn a_result_is_gone_of_a_job_that_was_retried_before_its_segment_was_emptied() {
+fn the_result_of_a_retried_job_is_removed_before_its_segment_is_emptied() {
     check(
         "
         a hello                                 -> a welcome 0
@@ -256,7 +256,7 @@ fn a_join_whose_members_may_fail_is_released_by_its_last_whatever_ends_it() {
 }
 
 #[test]
-fn a_copy_ends_alone_and_the_key_is_its_brothers() {
+fn a_copy_ends_alone_and_its_key_passes_to_another_copy() {
     for end in ["purge q", "cancel all queue=q"] {
         check(&format!(
             "
@@ -288,7 +288,7 @@ fn a_member_is_published_to_one_queue_and_to_a_join_that_is_open() {
 }
 
 #[test]
-fn what_does_not_run_is_cancelled_and_what_runs_is_left() {
+fn waiting_jobs_are_cancelled_and_running_ones_are_left() {
     check(
         "
         a hello                             -> a welcome 0
@@ -325,7 +325,7 @@ fn what_does_not_run_is_cancelled_and_what_runs_is_left() {
 }
 
 #[test]
-fn failed_jobs_are_listed_kept_in_their_queues_and_given_to_nobody() {
+fn failed_jobs_are_listed_kept_in_their_queues_and_handed_to_nobody() {
     check(
         "
         a hello                             -> a welcome 0
@@ -397,7 +397,7 @@ fn a_failed_job_is_retried_as_its_next_generation() {
         carry                               ->
         kill                                ->
         w hello                             -> w welcome 2
-        # Behind what came before, and with its attempts counted on.
+        # Behind earlier messages, and its attempts continue to count.
         w consume default 9                 -> w deliver between! one!#1 two#1
         w fail one note=second              -> w confirm 3
         w info one                          -> w knows Failed in default attempt 1 crashes 0 generation 1 failed Error:boom notes first+second
@@ -488,7 +488,7 @@ fn failed_jobs_are_dropped_one_or_all_and_the_oldest_when_they_are_too_many() {
         wait 500                            ->
         w fail three                        -> w confirm 3, notice: failed jobs are dropped
         a failed                            -> a failed two:task@default#0:Error:boom three:task@default#0:Error:boom
-        # What was seen of it stays.
+        # Its reported result stays.
         a watch one                         -> a sees one Failed error
         wait 500                            ->
         a failed                            -> a failed three:task@default#0:Error:boom
@@ -536,7 +536,7 @@ fn blocked_jobs_and_their_groups_count_among_failed_jobs_and_the_oldest_go() {
             a hello                             -> a welcome 1
             w hello n                           -> w welcome 1 n
             wait 5                              ->
-            # Of the second group one job more is blocked than there is room for: the first job goes, and its group.
+            # The second group blocks one job more than there is room for: the first job is dropped, and its group.
             a hold two count=1 messages=v+u bytes=1000; publish k member=two:0  -> a confirm 2
             w consume default 9                 -> w deliver k
             w fail k                            -> w confirm 2, notice: failed jobs are dropped
@@ -544,7 +544,7 @@ fn blocked_jobs_and_their_groups_count_among_failed_jobs_and_the_oldest_go() {
             a info x                            -> a knows nothing
             a info y                            -> a knows nothing
             a info u                            -> a knows Blocked in default attempt 0 crashes 0
-            # A group that has not failed counts for nothing.
+            # A group that has not failed does not count.
             a info o                            -> a knows Held in default attempt 0 crashes 0
             a watch x                           -> a sees x Upstream
             kill                                ->
@@ -622,7 +622,7 @@ fn a_purge_holds_from_its_mark_on_across_kills() {
 
 /// Messages that a group holds do not wait in their queue yet, so they are not purged, however soon they are released.
 #[test]
-fn a_group_that_is_released_while_its_queue_is_purged_goes_on() {
+fn a_group_that_is_released_while_its_queue_is_purged_continues() {
     check(
         "
         a hello                             -> a welcome 0
@@ -642,7 +642,7 @@ fn a_group_that_is_released_while_its_queue_is_purged_goes_on() {
 
 /// In an earlier version it was purged: a group that failed did not check for purges, while one that succeeded did.
 #[test]
-fn what_waited_for_a_failure_that_comes_while_its_queue_is_purged_runs() {
+fn an_errback_runs_though_its_queue_is_purged_when_the_failure_happens() {
     check(
         "
         a hello                             -> a welcome 0
@@ -663,7 +663,7 @@ fn what_waited_for_a_failure_that_comes_while_its_queue_is_purged_runs() {
 }
 
 #[test]
-fn what_came_after_a_purge_is_handed_out_as_soon_as_the_purge_is_over() {
+fn jobs_published_after_a_purge_are_handed_out_once_it_is_over() {
     check(
         "
         a hello                             -> a welcome 0
@@ -701,7 +701,7 @@ fn a_purged_job_is_not_handed_out_in_the_place_of_one_that_the_consumer_cannot_r
 }
 
 #[test]
-fn while_space_is_short_values_without_a_body_go_and_then_failed_jobs() {
+fn short_space_drops_values_without_a_body_and_then_failed_jobs() {
     check(
         "
         a hello                             -> a welcome 0
@@ -717,7 +717,7 @@ fn while_space_is_short_values_without_a_body_go_and_then_failed_jobs() {
         a status                            -> a status default:1/0/0 w=0/0/0 clients 1 results 2 evicted 1
         a watch three                       -> a sees three gone
         a watch one two                     -> a sees one Succeeded yes, a sees two Failed error
-        # Whoever waits is told, though nothing is kept of it.
+        # Waiting clients are notified, although no value is kept.
         a purge default                     -> a confirm 6 6:operation-1, a sees four Cancelled its queue was purged
         a watch four                        -> a sees four gone
         disk plenty                         -> notice: Plenty
@@ -868,7 +868,7 @@ fn errbacks_of_one_group_that_are_not_needed_end_in_steps() {
 /// A failed member is retried while the errbacks end. The group continues without the member, as it was about to: none
 /// of the remaining errbacks waits again.
 #[test]
-fn a_group_whose_errbacks_end_goes_on_without_a_member_that_is_retried() {
+fn a_group_whose_errbacks_end_continues_without_a_retried_member() {
     let mut world = ScriptWorld::new(BrokerOptions::default());
     world.run("a hello");
     let errbacks: Vec<String> = (0..3_000).map(|number| format!("m{number}")).collect();

@@ -166,7 +166,7 @@ fn a_workflow_that_a_job_creates_is_cancelled_with_the_end_of_its_lease() {
 
 /// Late members would run for nothing, and would escape a cancellation of the workflow.
 #[test]
-fn nothing_more_comes_to_a_group_that_has_failed() {
+fn a_failed_group_accepts_no_more_members() {
     check(
         "
         a hello                                                       -> a welcome 0
@@ -188,7 +188,7 @@ fn nothing_more_comes_to_a_group_that_has_failed() {
 }
 
 #[test]
-fn nothing_more_comes_to_a_workflow_that_was_cancelled() {
+fn a_cancelled_workflow_accepts_no_more_members() {
     check(
         "
         a hello                                                       -> a welcome 0
@@ -255,7 +255,7 @@ fn the_last_job_of_a_cancelled_workflow_is_cancelled_and_not_blocked() {
 }
 
 #[test]
-fn what_a_group_puts_up_with_is_counted_over_all_that_come() {
+fn tolerated_failures_are_counted_over_all_members() {
     check(
         "
         a hello                                                       -> a welcome 0

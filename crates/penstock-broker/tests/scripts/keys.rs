@@ -65,7 +65,7 @@ fn a_unique_message_owns_its_key_until_it_is_settled() {
         a publish two unless=once           -> a confirm 2
         a purge default                     -> a confirm 3 3:operation-1
         a publish three unless=once; put once held  -> a confirm 4
-        # The value is there on its own account.
+        # The value exists independently.
         a purge default                     -> a confirm 5 5:operation-2
         a publish four unless=once          -> a confirm 6 6:skipped[0]
         a delete once; publish five unless=once  -> a confirm 7
@@ -143,7 +143,7 @@ fn results_are_evicted_oldest_first_but_never_one_that_is_watched() {
 /// the same transaction could remove the key. The broker then had an id twice, or stopped at a priority that does not
 /// exist.
 #[test]
-fn what_a_transaction_takes_the_key_of_is_checked_all_the_same() {
+fn a_message_whose_key_the_transaction_removes_is_still_checked() {
     check(
         "
         a hello                             -> a welcome 0
@@ -163,7 +163,7 @@ fn what_a_transaction_takes_the_key_of_is_checked_all_the_same() {
 }
 
 #[test]
-fn a_join_releases_what_it_holds_once() {
+fn a_join_releases_its_messages_once() {
     check(
         "
         a hello                             -> a welcome 0

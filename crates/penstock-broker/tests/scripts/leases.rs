@@ -93,7 +93,7 @@ fn leases_outlive_the_broker() {
         power-cut                           ->
         sync                                ->
         w hello one                         -> w welcome 0 one
-        # The next may have been handed out as well, for all that the broker knows.
+        # As far as the broker knows, the next one may also have been handed out.
         w consume default 1                 -> w deliver two!
         w ack one|ack two                   -> w confirm 2
         ",
@@ -281,7 +281,7 @@ fn leases_outlive_the_broker() {
 /// Jobs that died together used to be charged a crash each, so a job that kills its process used up the crashes of all
 /// jobs that ran next to it.
 #[test]
-fn suspects_are_counted_for_themselves_and_the_third_time_is_final() {
+fn suspicions_are_counted_separately_and_the_third_is_final() {
     check(
         "
         a hello                             -> a welcome 0
@@ -303,7 +303,7 @@ fn suspects_are_counted_for_themselves_and_the_third_time_is_final() {
         w hello one                         -> w welcome 3 one
         w suspect one reason=third          -> a sees one Crashed third, w confirm 4
         a info one                          -> a knows Failed in default attempt 0 crashes 2 failed WorkerCrashed:third notes first+second+own+third
-        # A retry forgets of deaths what it forgets of crashes.
+        # A retry resets suspicions as it resets crashes.
         a retry one                         -> a confirm 2 2:Failed
         w consume default 1                 -> w deliver one#1
         ",
@@ -349,7 +349,7 @@ fn crashes_are_counted_and_the_last_is_final() {
         kill                                ->
         a hello                             -> a welcome 1
         a info one                          -> a knows Failed in default attempt 0 crashes 2 failed WorkerCrashed:SIGKILL notes SIGSEGV+SIGKILL
-        # Thirty days later it is cleared away; how it ended was told.
+        # Thirty days later it is dropped; its end was already reported.
         a lost                              ->
         wait 2592000000                     ->
         a hello last=1                      -> a welcome 1 forgotten
@@ -379,11 +379,11 @@ fn a_job_that_has_crashed_twice_waits_before_it_runs_again() {
         w hello                             -> w welcome 0
         w consume default 1                 -> w deliver one
         w crash one reason=first            -> w confirm 1
-        # The first time it is not to blame: it runs at once, in its old place.
+        # The first crash is not counted against it: it runs at once, in its old place.
         w consume default 1                 -> w deliver one!~1
         w crash one reason=second           -> w confirm 2
         a info one                          -> a knows Delayed in default attempt 0 crashes 2 notes first+second
-        # Others go before it. A restart does not shorten the wait, nor begin it anew.
+        # Others go before it. A restart neither shortens the delay nor restarts it.
         w consume default 1                 -> w deliver two
         w ack two                           -> w confirm 3
         wait 600                            ->
@@ -505,7 +505,7 @@ fn a_retry_is_the_same_message_in_a_new_place() {
         w hello                             -> w welcome 1
         w consume other 1                   ->
         wait 1                              ->
-        # Behind what came before the retry.
+        # Behind messages that arrived before the retry.
         w consume default 2                 -> w deliver two! one!#1
         w ack two                           -> w confirm 2
         w fail one note=bang class=ValueError message=bad  -> w confirm 3

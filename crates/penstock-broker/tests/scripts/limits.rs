@@ -4,7 +4,7 @@ use crate::script::{ScriptWorld, check};
 use penstock_broker::BrokerOptions;
 
 #[test]
-fn a_full_queue_refuses_what_is_new_and_nothing_of_it_is_applied() {
+fn a_full_queue_refuses_new_messages_and_applies_nothing_of_their_transaction() {
     check(
         "
         a hello                             -> a welcome 0
@@ -12,18 +12,18 @@ fn a_full_queue_refuses_what_is_new_and_nothing_of_it_is_applied() {
         a publish one|publish two           -> a confirm 3
         a put key value; publish three      -> a confirm 4 4:refused 1 QueueFull
         a watch key                         -> a sees key gone
-        # All of one transaction counts, and delayed messages do.
+        # All messages of one transaction count, and so do delayed ones.
         a limit other length=2              -> a confirm 5
         a publish four queue=other; publish five queue=other after=1000; publish six queue=other  -> a confirm 6 6:refused 2 QueueFull
         a publish four queue=other; publish five queue=other after=1000  -> a confirm 7
         a publish six queue=other           -> a confirm 8 8:refused 0 QueueFull
-        # What is skipped takes no room; what goes to several queues wants room in each.
+        # A skipped message takes no room; one for several queues needs room in each.
         a put once held                     -> a confirm 9
         a publish six unless=once           -> a confirm 10 10:skipped[0]
         a publish six queue=free+default    -> a confirm 11 11:refused 0 QueueFull
         w hello                             -> w welcome 0
         w consume default 1                 -> w deliver one
-        # What runs is not counted.
+        # Running jobs are not counted.
         a publish six                       -> a confirm 12
         a publish seven                     -> a confirm 13 13:refused 0 QueueFull
         a limit default                     -> a confirm 14
@@ -52,7 +52,7 @@ fn the_outcome_of_a_run_is_never_refused_for_a_full_queue() {
         w ack one; put one yes; publish next  -> w confirm 1
         w move two next                     -> w confirm 2
         w return three                      -> w confirm 3
-        # It counts all the same, and what a join holds back comes when it must.
+        # It still counts, and messages that a join holds enter when they are released.
         a limit dead length=0               -> a confirm 6
         a hold join count=1 messages=held   -> a confirm 7
         a join join index=0                 -> a confirm 8
@@ -64,7 +64,7 @@ fn the_outcome_of_a_run_is_never_refused_for_a_full_queue() {
 }
 
 #[test]
-fn where_the_oldest_make_room_whoever_waits_for_them_is_told() {
+fn clients_learn_when_the_oldest_messages_make_room() {
     check(
         "
         a hello                             -> a welcome 0
@@ -72,14 +72,14 @@ fn where_the_oldest_make_room_whoever_waits_for_them_is_told() {
         a publish one|publish two           -> a confirm 3
         a watch one                         -> a sees one pending
         a publish three                     -> a confirm 4, a sees one Cancelled its queue was full and newer jobs took its place
-        # The lowest priority first, be it the newest.
+        # The lowest priority goes first, even if it is the newest.
         a publish high priority=9           -> a confirm 5
         a publish low priority=0            -> a confirm 6
         a watch low two                     -> a sees low Cancelled its queue was full and newer jobs took its place, a sees two Cancelled its queue was full and newer jobs took its place
-        # What is delayed is never dropped: it is refused when it alone fills the queue.
+        # Delayed messages are never dropped: they are refused if they alone fill the queue.
         a publish late after=1000|publish later after=1000|publish latest after=1000  -> a confirm 9 9:refused 0 QueueFull
         a publish now                       -> a confirm 10 10:refused 0 QueueFull
-        # One that is larger than the whole queue would drop everything, and itself.
+        # A message larger than the whole queue would drop everything, and itself.
         a limit default size=100 drop-oldest  -> a confirm 11
         a publish large bytes=101           -> a confirm 12 12:refused 0 QueueFull
         a status                            -> a status default:0/2/0-limit-/100/DropOldest-waiting9B clients 1 results 5 evicted 0
@@ -108,7 +108,7 @@ fn where_the_oldest_make_room_whoever_waits_for_them_is_told() {
 
 /// A retry is confirmed, so its client believes that the job runs again.
 #[test]
-fn where_the_oldest_make_room_a_retry_is_not_dropped_for_itself() {
+fn a_retry_is_not_dropped_to_make_room_for_itself() {
     check(
         "
         a hello                             -> a welcome 0
@@ -116,7 +116,7 @@ fn where_the_oldest_make_room_a_retry_is_not_dropped_for_itself() {
         a publish one|publish two|publish three  -> a confirm 3
         w consume default 3                 -> w deliver one two three
         w fail one|fail two                 -> w confirm 2
-        # What is delayed makes no room.
+        # Delayed messages make no room.
         a limit default length=1 drop-oldest|publish late after=1000  -> a confirm 5
         a publish now                       -> a confirm 6 6:refused 0 QueueFull
         a retry one                         -> a confirm 7 7:Failed
@@ -124,11 +124,11 @@ fn where_the_oldest_make_room_a_retry_is_not_dropped_for_itself() {
         kill                                ->
         a hello                             -> a welcome 5, a confirm 7 6:refused 0 QueueFull 7:Failed
         a info one                          -> a knows Ready in default attempt 1 crashes 0 generation 1 notes raised
-        # It may have to go for a later one, which is told.
+        # It may be dropped for a later one, which is reported.
         a watch one                         -> a sees one pending
         a retry all                         -> a confirm 8 8:operation-1, a sees one Cancelled its queue was full and newer jobs took its place
         a info two                          -> a knows Ready in default attempt 1 crashes 0 generation 1 notes raised
-        # So it is with a run's own retry, and with the next step of a workflow.
+        # The same holds for a run's own retry, and for the next step of a workflow.
         w hello three                       -> w welcome 2 three
         a watch two                         -> a sees two pending
         w move three next                   -> w confirm 3, a sees two Cancelled its queue was full and newer jobs took its place
@@ -155,7 +155,7 @@ fn where_the_oldest_make_room_a_retry_is_not_dropped_for_itself() {
 
 /// A record holds 1,024 ends; the others follow in a step of their own.
 #[test]
-fn a_retry_is_not_dropped_for_itself_either_by_the_step_that_makes_the_rest_of_the_room() {
+fn a_retry_is_not_dropped_by_the_later_step_that_makes_room() {
     let mut world = ScriptWorld::new(BrokerOptions::default());
     for line in [
         "a hello",
@@ -207,7 +207,7 @@ fn limits_are_remembered() {
 }
 
 #[test]
-fn a_full_disk_stops_what_is_new_then_what_would_start_and_never_an_outcome() {
+fn a_full_disk_stops_new_work_then_starts_and_never_an_outcome() {
     check(
         "
         a hello                             -> a welcome 0
@@ -253,7 +253,7 @@ fn on_a_full_disk_a_few_jobs_start_at_a_time() {
 }
 
 #[test]
-fn a_broker_at_its_memory_limit_takes_no_new_work_and_lets_the_rest_go_on() {
+fn a_broker_at_its_memory_limit_takes_no_new_work_and_continues_the_rest() {
     check(
         "
         a hello                             -> a welcome 0
@@ -271,7 +271,7 @@ fn a_broker_at_its_memory_limit_takes_no_new_work_and_lets_the_rest_go_on() {
 }
 
 #[test]
-fn a_client_that_asks_for_everything_is_on_its_way_to_only_so_much() {
+fn a_client_that_asks_for_everything_has_a_bounded_number_on_their_way() {
     let mut world = ScriptWorld::new(BrokerOptions::default());
     for line in [
         "a hello",
@@ -304,13 +304,13 @@ fn a_client_that_asks_for_everything_is_on_its_way_to_only_so_much() {
 /// One transaction may bring more than the disk has room for, although there is plenty for transactions that arrive one
 /// by one. If it were accepted, it would use up the reserves for a full disk, and nothing could free any space.
 #[test]
-fn what_is_larger_than_the_disk_has_room_for_is_refused_whole() {
+fn a_transaction_larger_than_the_room_on_the_disk_is_refused_whole() {
     check(
         "
         a hello                             -> a welcome 0
         room 800                            ->
         a publish one; publish two; publish three; publish four; publish five; publish six; publish seven  -> a confirm 1 1:refused 0 DiskFull
-        # It was looked at for that one.
+        # The room was checked for that transaction only.
         a publish one; publish two; publish three; publish four; publish five; publish six; publish seven  -> a confirm 2
         room 500                            ->
         a put key value; publish eight|publish nine; publish ten; publish eleven; publish twelve  -> a confirm 4 4:refused 0 DiskFull
@@ -326,7 +326,7 @@ fn what_is_larger_than_the_disk_has_room_for_is_refused_whole() {
 
 /// A purge frees space, so it continues while its steps fit into the segment in use; work that takes space waits.
 #[test]
-fn a_purge_goes_on_where_the_disk_stops_all_else() {
+fn a_purge_continues_when_the_disk_stops_everything_else() {
     check(
         "
         a hello                             -> a welcome 0

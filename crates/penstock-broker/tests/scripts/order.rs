@@ -125,9 +125,9 @@ fn delays_follow_the_clock_they_were_given_in() {
         w consume default 10                ->
         w publish soon after=1000|publish eta at=5000  -> w confirm 2
         w info eta                          -> w knows Delayed in default attempt 0 crashes 0
-        # The wall's clock is set forward: a countdown does not care, an ETA has come.
+        # The wall clock is set forward: a countdown ignores that, an ETA has come.
         wall 5000                           -> w deliver eta
-        # Half a millisecond is not known of, so a countdown ends with the next whole one.
+        # Times are whole milliseconds, so a countdown ends with the next one.
         wait 1000                           ->
         wait 1                              -> w deliver soon
         w ack eta; ack soon                 -> w confirm 3
@@ -136,7 +136,7 @@ fn delays_follow_the_clock_they_were_given_in() {
 }
 
 #[test]
-fn a_countdown_does_not_care_that_the_wall_clock_was_set_before_a_restart() {
+fn a_countdown_ignores_a_wall_clock_set_before_a_restart() {
     for set_by in ["3600000", "-3600000"] {
         check(&format!(
             "
@@ -171,7 +171,7 @@ fn a_countdown_does_not_care_that_the_wall_clock_was_set_before_a_restart() {
 /// While no broker ran, only the wall clock was known to continue. So when it was set forward by an hour in that time,
 /// a job with a countdown of ten minutes started at once.
 #[test]
-fn a_countdown_does_not_care_that_the_wall_clock_was_set_while_no_broker_ran() {
+fn a_countdown_ignores_a_wall_clock_set_while_no_broker_runs() {
     for set_by in ["3600000", "-3600000"] {
         check(&format!(
             "
@@ -209,7 +209,7 @@ fn a_countdown_does_not_care_that_the_wall_clock_was_set_while_no_broker_ran() {
 
 /// The wall clock is then the only one that has continued.
 #[test]
-fn over_a_new_start_of_the_machine_a_countdown_follows_the_wall_clock() {
+fn a_countdown_follows_the_wall_clock_over_a_restart_of_the_machine() {
     check(
         "
         boot                                ->
@@ -271,18 +271,18 @@ fn a_job_is_sent_only_to_a_consumer_that_can_run_its_task() {
         v consume default 9 tasks=other     ->
         a status                            -> a status default:1/0/2-unknown1 v=0/0/0 w=0/0/2 clients 1 results 0 evicted 0
         a info old                          -> a knows Ready in default attempt 0 crashes 0 and no consumer that has its task
-        # Nobody knows it, which is said once.
+        # No worker knows it, which is reported once.
         wait 2999                           ->
         wait 1                              -> notice: 1 of old and 0 others unknown in default
         a publish old-too task=old          -> a confirm 4
         wait 60000                          ->
-        # Those of a consumer change in place, and its credit stays.
+        # A consumer's tasks change in place, and its credit stays.
         v consume default 0 tasks=other+old -> v deliver old old-too
         a publish three task=other          -> a confirm 5, v deliver three
         v consume default 0 tasks=new       ->
         a publish four task=old|publish five task=old priority=7  -> a confirm 7
         a status                            -> a status default:2/0/5-unknown2 v=0/0/3 w=0/0/2 clients 1 results 0 evicted 0
-        # Whoever names none can run all.
+        # A consumer that names no tasks can run all.
         w consume - 0 tasks=any             -> w deliver five four
         ",
     );
@@ -311,7 +311,7 @@ fn consumers_of_one_connection_do_not_wait_behind_each_other() {
 
 /// Priorities hold among the tasks that a consumer knows.
 #[test]
-fn what_nobody_knows_is_in_nobodys_way() {
+fn jobs_of_unknown_tasks_do_not_block_others() {
     check(
         "
         a hello                             -> a welcome 0
@@ -319,7 +319,7 @@ fn what_nobody_knows_is_in_nobodys_way() {
         w hello                             -> w welcome 0
         w consume default 9 tasks=known     -> w deliver middle low
         a status                            -> a status default:1/0/2-unknown1 w=0/0/2 clients 1 results 0 evicted 0
-        # While nobody takes from the queue at all, no task of it is unknown.
+        # While no consumer takes from the queue at all, none of its tasks is unknown.
         w bye                               ->
         a status                            -> a status default:3/0/0 clients 1 results 0 evicted 0
         wait 20000                          ->
@@ -332,19 +332,19 @@ fn what_nobody_knows_is_in_nobodys_way() {
 /// An operator whose two apps have a task of the same name finds out when their workers meet, not when a job runs in
 /// the wrong one.
 #[test]
-fn two_apps_that_have_a_task_of_one_name_in_one_queue_are_told() {
+fn two_apps_with_the_same_task_name_in_one_queue_are_reported() {
     check(
         "
         v hello                             -> v welcome 0
         w hello                             -> w welcome 0
         x hello                             -> x welcome 0
         v consume default 1 app=shop tasks=send+pack ->
-        # A deployment of the same app is no news, and nor is a queue of one's own.
+        # A deployment of the same app is not reported, and neither is a queue of one's own.
         w consume default 1 app=shop tasks=send ->
         x consume other 1 app=mail tasks=send+pack ->
         x consume default+other 0           -> notice: mail and shop share send and 1 others in default
         x consume - 1                       ->
-        # A worker that has another name from now on.
+        # The worker has another name from now on.
         w consume - 0 app=post              -> notice: post and shop share send and 0 others in default
         ",
     );

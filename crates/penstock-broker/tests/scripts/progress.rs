@@ -3,7 +3,7 @@
 use crate::script::check;
 
 #[test]
-fn the_latest_progress_of_a_running_job_is_told_to_those_who_ask() {
+fn clients_that_ask_get_the_latest_progress_of_a_running_job() {
     check(
         "
         a hello                     -> a welcome 0
@@ -14,10 +14,10 @@ fn the_latest_progress_of_a_running_job_is_told_to_those_who_ask() {
         w progress m0 one           ->
         w progress m0 two           ->
         a told m0                   -> a told two
-        # A client that does not run it has no say in that.
+        # Progress from a client that does not run the job is ignored.
         a progress m0 three         ->
         a told m0                   -> a told two
-        # The last is kept for those who look a moment later.
+        # The last progress is kept for clients that ask shortly after.
         w ack m0                    -> w confirm 1
         a told m0                   -> a told two
         w progress m0 four          ->
@@ -41,7 +41,7 @@ fn each_attempt_begins_without_progress() {
         w progress m0 two           ->
         w return m0                 -> w confirm 2, w deliver m0!#1
         a told m0                   -> a told nothing
-        # An attempt that has told nothing leaves nothing of an earlier one.
+        # An attempt without progress shows none of an earlier one.
         w ack m0                    -> w confirm 3
         a told m0                   -> a told nothing
         ",
@@ -49,7 +49,7 @@ fn each_attempt_begins_without_progress() {
 }
 
 #[test]
-fn a_broker_that_starts_again_has_forgotten_it() {
+fn a_restarted_broker_has_forgotten_progress() {
     check(
         "
         a hello                     -> a welcome 0
@@ -68,7 +68,7 @@ fn a_broker_that_starts_again_has_forgotten_it() {
 }
 
 #[test]
-fn too_large_a_progress_is_dropped() {
+fn progress_that_is_too_large_is_dropped() {
     check(
         "
         a hello                     -> a welcome 0

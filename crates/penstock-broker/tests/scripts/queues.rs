@@ -28,12 +28,12 @@ fn a_queue_is_paused_resumed_and_purged() {
 }
 
 #[test]
-fn a_queue_that_nobody_serves_is_told_of_once() {
+fn a_queue_without_consumers_is_reported_once() {
     check(
         "
         a hello                             -> a welcome 0
         a publish one|publish two           -> a confirm 2
-        # Soon, while no worker was ever there.
+        # Soon, if there has never been a worker.
         wait 2999                           ->
         wait 1                              -> notice: 2 unserved in default for 3000
         a publish three                     -> a confirm 3
@@ -42,7 +42,7 @@ fn a_queue_that_nobody_serves_is_told_of_once() {
         w consume default 1                 -> w deliver one
         w ack one                           -> w confirm 1
         w bye                               ->
-        # Later, when they may come back: after a restart of theirs, or of the broker.
+        # Later, if workers may come back: after they restart, or the broker does.
         wait 29999                          ->
         wait 1                              -> notice: 2 unserved in default for 30000
         kill                                ->
@@ -70,7 +70,7 @@ fn a_queue_that_nobody_serves_is_told_of_once() {
 }
 
 #[test]
-fn what_refers_to_what_was_carried_forward_still_does() {
+fn references_to_carried_forward_things_still_hold() {
     // The grant is before the position to which its session was carried.
     check(
         "
@@ -105,7 +105,7 @@ fn what_refers_to_what_was_carried_forward_still_does() {
 }
 
 #[test]
-fn what_lives_is_carried_forward() {
+fn live_things_are_carried_forward() {
     check(
         "
         a hello                             -> a welcome 0
@@ -136,7 +136,7 @@ fn what_lives_is_carried_forward() {
 }
 
 #[test]
-fn a_body_that_cannot_be_read_back_is_quarantined_and_all_else_goes_on() {
+fn a_body_that_cannot_be_read_back_is_quarantined_and_everything_else_continues() {
     let cold = BrokerOptions {
         resident_bodies_bytes: Some(0),
         ..BrokerOptions::default()
@@ -171,14 +171,14 @@ fn the_body_of_a_delayed_message_is_read_before_its_time_if_it_has_a_consumer() 
         w consume default 10                ->
         w publish soon after=1000|publish later after=1200|publish last after=9000  -> w confirm 3
         w publish unserved queue=other after=1000  -> w confirm 4
-        # Those of the next quarter of a second are read at once: what happens to the disk then is late.
+        # Bodies due in the next quarter of a second are read at once: later damage to the disk does not matter.
         wait 800                            ->
         rot                                 ->
         wait 201                            -> w deliver soon
         wait 200                            -> w deliver later
         v hello                             -> v welcome 0
         v consume other 10                  -> notice: unserved of other is unreadable
-        # What could not be read ahead is asked for again when it is its turn.
+        # A body that could not be read ahead is requested again when its turn comes.
         wait 7600                           ->
         wait 200                            -> notice: last of default is unreadable
         ",

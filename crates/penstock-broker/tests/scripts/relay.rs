@@ -12,7 +12,7 @@ fn a_question_goes_to_the_worker_of_that_name_and_its_reply_comes_back() {
         w report 4 1 asks           ->
         v report 4 1 asks           ->
         a ask w ping                -> w asked 1:ping
-        # Nobody else can answer, and nothing is answered twice.
+        # No other client can answer, and nothing is answered twice.
         v reply 1 no                ->
         a reply 1 no                ->
         w reply 1 pong              -> a hears pong
@@ -31,13 +31,13 @@ fn a_question_that_can_reach_nobody_says_why() {
         "
         a hello                     -> a welcome 0
         a ask w ping                -> a hears nothing: UnknownWorker
-        # A client of that name is no worker.
+        # A client with that name is no worker.
         w hello                     -> w welcome 0
         a ask w ping                -> a hears nothing: UnknownWorker
-        # Neither is it a worker that can be asked before it has said what it is.
+        # Nor can a worker be asked before its first report.
         w consume default 1         ->
         a ask w ping                -> a hears nothing: UnknownWorker
-        # A worker that says nothing of questions is too old for them.
+        # A worker that does not mention questions is too old for them.
         w report 4 1                ->
         a ask w ping                -> a hears nothing: TooOld
         w report 4 1 asks           ->
@@ -70,14 +70,14 @@ fn a_question_ends_with_the_connection_of_either() {
         a lost                      ->
         a hello                     -> a welcome 0
         w reply 2 pong              ->
-        # What has not left for the worker goes with its asker.
+        # A question that has not been sent ends with its asker.
         w writable no               ->
         a ask w ping                ->
         a lost                      ->
         w writable yes              ->
         a hello                     -> a welcome 0
         a ask w ping                -> w asked 4:ping
-        # A reply to a question that was never sent is none.
+        # A reply to a question that was never sent is ignored.
         w writable no               ->
         a ask w ping                ->
         w reply 5 pong              ->
@@ -99,10 +99,10 @@ fn a_worker_that_does_not_reply_in_time_is_not_waited_for() {
         wait 499                    ->
         wait 1                      -> a hears nothing: Silent
         w reply 1 late              ->
-        # A minute is the longest.
+        # One minute is the maximum.
         wait 59499                  ->
         wait 1                      -> a hears nothing: Silent, a hears nothing: Silent
-        # A full disk keeps nobody waiting.
+        # A full disk does not delay questions.
         disk no-settlements         -> notice: NoSettlements
         a ask w ping for=500        -> w asked 4:ping
         wait 500                    -> a hears nothing: Silent
@@ -111,7 +111,7 @@ fn a_worker_that_does_not_reply_in_time_is_not_waited_for() {
 }
 
 #[test]
-fn questions_under_way_are_few() {
+fn questions_under_way_are_bounded_in_number() {
     check(
         "
         a hello                     -> a welcome 0

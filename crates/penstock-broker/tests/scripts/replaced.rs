@@ -110,7 +110,7 @@ fn a_group_takes_the_id_of_a_job_that_has_no_place() {
 
 /// Case 17, unless a client replaces it with `[]` sooner.
 #[test]
-fn a_group_of_none_may_take_the_place_of_a_job() {
+fn an_empty_group_may_replace_a_job() {
     check(
         "
         a hello                                                       -> a welcome 0
@@ -123,7 +123,7 @@ fn a_group_of_none_may_take_the_place_of_a_job() {
 }
 
 #[test]
-fn a_failure_of_what_replaces_a_job_is_that_of_the_job_and_can_be_retried() {
+fn a_failed_replacement_of_a_job_can_be_retried_as_that_job() {
     check(
         "
         a hello                                                       -> a welcome 0
@@ -147,7 +147,7 @@ fn a_failure_of_what_replaces_a_job_is_that_of_the_job_and_can_be_retried() {
 }
 
 #[test]
-fn a_workflow_goes_on_with_what_replaces_its_last_step() {
+fn a_workflow_continues_with_the_replacement_of_its_last_step() {
     check(
         "
         a hello                                                       -> a welcome 0
@@ -165,7 +165,7 @@ fn a_workflow_goes_on_with_what_replaces_its_last_step() {
 
 /// Every delivery states the deadline of its workflow, also for jobs that join it later.
 #[test]
-fn what_replaces_a_job_and_what_that_has_sent_have_its_deadline() {
+fn a_replacement_and_the_jobs_it_sends_keep_the_deadline() {
     check(
         "
         a hello                                                       -> a welcome 0
@@ -252,7 +252,7 @@ fn one_step_takes_the_place_of_a_job_and_reports_where_that_did() {
 
 /// The key stays with its job, so another message with that key is still refused.
 #[test]
-fn a_key_goes_on_to_the_job_that_replaces_its_owner() {
+fn a_key_passes_to_the_job_that_replaces_its_owner() {
     check(
         "
         a hello                                                       -> a welcome 0

@@ -6,7 +6,7 @@ use crate::script::{ScriptWorld, check};
 
 /// Case 24. Clients that asked earlier saw why the body can't run; clients that ask from now on wait for it.
 #[test]
-fn a_group_goes_on_when_its_failed_member_is_retried() {
+fn a_group_continues_when_its_failed_member_is_retried() {
     check(
         "
         a hello                                                       -> a welcome 0
@@ -27,7 +27,7 @@ fn a_group_goes_on_when_its_failed_member_is_retried() {
 
 /// The same for a broker that knows the group only from the journal, wherever it is in there.
 #[test]
-fn a_group_goes_on_after_crashes_and_when_its_journal_was_carried_forward() {
+fn a_group_continues_after_crashes_and_when_its_journal_was_carried_forward() {
     let steps = [
         "a retry g/1                              -> a confirm 2 2:Failed",
         "w consume default 1                      -> w deliver g/1#1",
@@ -78,7 +78,7 @@ fn a_group_goes_on_after_crashes_and_when_its_journal_was_carried_forward() {
 
 /// The group has been carried forward, but not its member, which is in the segment that is deleted next.
 #[test]
-fn a_group_has_heard_of_a_retry_while_a_segment_was_emptied() {
+fn a_group_learns_of_a_retry_while_a_segment_is_emptied() {
     for steps in 1..8 {
         check(&format!(
             "
@@ -106,7 +106,7 @@ fn a_group_has_heard_of_a_retry_while_a_segment_was_emptied() {
 /// A join for each step with callbacks, a chain, a group in a group: everything that a failure has blocked, at any
 /// distance, waits again.
 #[test]
-fn all_that_a_failure_has_blocked_waits_again() {
+fn everything_blocked_by_a_failure_waits_again_after_a_retry() {
     check(
         "
         a hello                                                       -> a welcome 0
@@ -135,7 +135,7 @@ fn all_that_a_failure_has_blocked_waits_again() {
 
 /// Whether each failure is tolerated or not, and whichever comes first.
 #[test]
-fn a_group_opens_again_once_it_puts_up_with_the_failures_that_are_left() {
+fn a_group_reopens_once_it_tolerates_the_remaining_failures() {
     check(
         "
         a hello                                                       -> a welcome 0
@@ -185,7 +185,7 @@ fn an_open_group_waits_again_for_a_member_that_is_retried() {
 /// The message waited for a success that did not come, and for a failure that has since been retried. Once only that is
 /// left, it is not needed, and neither are messages that wait for it. It used to stay blocked forever, by nothing.
 #[test]
-fn what_waits_for_a_failure_that_was_retried_is_not_needed_once_nothing_blocks_it() {
+fn an_errback_of_a_retried_job_is_not_needed_once_nothing_blocks_it() {
     for between in [
         "",
         "carry",
@@ -216,7 +216,7 @@ fn what_waits_for_a_failure_that_was_retried_is_not_needed_once_nothing_blocks_i
 
 /// Errbacks that a failure has released stay released. They are given that failure even if they begin after the retry.
 #[test]
-fn what_a_failure_has_released_runs_once_whatever_is_retried() {
+fn an_errback_that_was_released_runs_once_whatever_is_retried() {
     check(
         "
         a hello                                                       -> a welcome 0
@@ -236,7 +236,7 @@ fn what_a_failure_has_released_runs_once_whatever_is_retried() {
 
 /// For a body that its group released without the failed member, that member remains failed.
 #[test]
-fn a_group_that_has_gone_on_without_a_member_does_not_turn_back() {
+fn a_group_that_continued_without_a_member_does_not_go_back() {
     check(
         "
         a hello                                                       -> a welcome 0
@@ -303,7 +303,7 @@ fn the_failed_members_of_a_workflow_are_retried_together() {
 /// Case 35: nobody can retry the job that failed the group, so everything it has blocked is dropped at once, at any
 /// distance.
 #[test]
-fn what_a_failed_job_has_blocked_goes_with_it() {
+fn jobs_blocked_by_a_failed_job_are_dropped_with_it() {
     for drop in [
         "a drop g/0 -> a confirm 2 2:Failed",
         "a drop all -> a confirm 2 2:operation-1",
@@ -332,7 +332,7 @@ fn what_a_failed_job_has_blocked_goes_with_it() {
 
 /// Another job of the group may still be retried, and then the group tolerates the one that is gone.
 #[test]
-fn a_group_that_may_still_go_on_is_not_given_up() {
+fn a_group_that_may_still_continue_is_not_given_up() {
     check(
         "
         a hello                                                       -> a welcome 0

@@ -76,7 +76,7 @@ fn one_moment_has_one_job_and_cron_has_its_zone() {
 
 /// Each time has one job, whatever happens to the broker.
 #[test]
-fn a_time_is_decided_once_through_kills() {
+fn a_time_is_decided_once_despite_kills() {
     for between in BETWEEN {
         let again = mark_after(between);
         check(&format!(
@@ -321,11 +321,11 @@ fn a_run_that_hangs_is_named_at_ten_times_the_median() {
         wait 3598000                                -> w deliver at21600000
         wait 19999                                  ->
         wait 1                                      -> notice: at21600000 of poll hangs for 20000 instead of 2000
-        # Once is enough.
+        # Only once.
         wait 3579999                                ->
         wait 1                                      ->
         w ack at21600000                            -> w confirm 6
-        # One that waits for a worker does not hang, however long it does. It may once it has begun.
+        # A job that waits for a worker does not hang, however long it waits. It may hang once it has begun.
         w pause default                             -> w confirm 7
         wait 3600000                                ->
         wait 3000000                                ->
@@ -479,7 +479,7 @@ fn a_schedule_runs_at_once_and_keeps_its_times() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() {
+fn schedules_that_make_no_sense_are_refused() {
     check(
         "
         a hello                                     -> a welcome 0
@@ -539,7 +539,7 @@ fn the_same_declaration_again_changes_nothing() {
 }
 
 #[test]
-fn a_person_stands_above_code_until_a_reset() {
+fn a_person_overrides_code_until_a_reset() {
     for between in BETWEEN {
         check(&format!(
             "

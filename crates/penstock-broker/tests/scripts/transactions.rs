@@ -49,7 +49,7 @@ fn nothing_leaves_before_it_is_safe() {
         a publish one                       ->
         a guard lock present                ->
         a watch one                         ->
-        # How the broker is rests on nothing: that is told also while the disk is stuck.
+        # The status waits for no record: it is available even while the disk is stuck.
         a status                            -> a status default:0/0/1 w=0/0/1 clients 1 results 0 evicted 0
         sync                                -> a confirm 2 2:refused 0 GuardFailed, a sees one pending, w deliver one
         ",
@@ -212,10 +212,10 @@ fn a_resent_transaction_is_answered_and_not_applied_again() {
         a publish one|guard no present|publish two  -> a confirm 3 2:refused 0 GuardFailed
         a seq=1 publish one|guard no present|publish two  -> a confirm 3 2:refused 0 GuardFailed
         a status                            -> a status default:2/0/0 clients 1 results 0 evicted 0
-        # What was resent and what is new may come together.
+        # Resent and new transactions may come together.
         a seq=3 publish two|publish three   -> a confirm 4
         a status                            -> a status default:3/0/0 clients 1 results 0 evicted 0
-        # After a reconnect, a client is told of plain successes, and resends from the first exception.
+        # After a reconnect, a client learns of plain successes, and resends from the first exception.
         a lost                              ->
         a hello                             -> a welcome 1, a confirm 4 2:refused 0 GuardFailed
         a seq=2 guard no present            -> a confirm 4 2:refused 0 GuardFailed
@@ -294,7 +294,7 @@ fn a_newer_connection_fences_the_older() {
         w hello                             -> w welcome 0
         w consume default 2                 -> w deliver one two
         w hello one                         -> old2 close fenced, w welcome 0 one
-        # What it does not work on any more went back.
+        # Jobs that it no longer works on were returned.
         w consume default 1                 -> w deliver two!
         w ack one|ack two                   -> w confirm 2
         ",
@@ -369,7 +369,7 @@ fn a_large_transaction_comes_in_parts() {
 /// up to the last number had been applied. The client then believed that transactions were confirmed that no broker
 /// had.
 #[test]
-fn a_client_is_told_that_it_was_forgotten_until_it_has_heard_it() {
+fn a_client_learns_that_it_was_forgotten_however_often_that_is_lost() {
     check(
         "
         a hello last=5                      -> a welcome 5 forgotten
@@ -377,7 +377,7 @@ fn a_client_is_told_that_it_was_forgotten_until_it_has_heard_it() {
         a hello last=5                      -> a welcome 5 forgotten
         a lost                              ->
         a hello last=7                      -> a welcome 5 forgotten
-        # Nor does the next broker know of anything that it has heard.
+        # Nor does the next broker know what the client has received.
         kill                                ->
         a hello last=7                      -> a welcome 5 forgotten
         a publish one                       -> a confirm 8

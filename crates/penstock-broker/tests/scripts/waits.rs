@@ -5,7 +5,7 @@ use crate::script::check;
 
 /// Order alone would begin everything wide before anything deep.
 #[test]
-fn what_a_running_job_waits_for_goes_before_what_came_earlier() {
+fn jobs_that_a_running_job_waits_for_go_before_earlier_ones() {
     check(
         "
         a hello                                 -> a welcome 0
@@ -22,7 +22,7 @@ fn what_a_running_job_waits_for_goes_before_what_came_earlier() {
 }
 
 #[test]
-fn of_awaited_jobs_the_deepest_goes_first_and_then_the_oldest() {
+fn the_deepest_awaited_job_goes_first_and_then_the_oldest() {
     check(
         "
         a hello                                 -> a welcome 0
@@ -64,7 +64,7 @@ fn an_awaited_job_waits_for_its_turn_with_tasks_that_never_wait() {
 }
 
 #[test]
-fn a_priority_stands_above_what_is_awaited() {
+fn a_higher_priority_goes_before_awaited_jobs() {
     check(
         "
         a hello                                 -> a welcome 0
@@ -82,7 +82,7 @@ fn a_priority_stands_above_what_is_awaited() {
 
 /// A worker returns the jobs that it has not begun when one of its jobs waits.
 #[test]
-fn an_awaited_job_that_comes_back_goes_first_again() {
+fn an_awaited_job_that_is_returned_goes_first_again() {
     check(
         "
         a hello                                 -> a welcome 0
@@ -100,7 +100,7 @@ fn an_awaited_job_that_comes_back_goes_first_again() {
 }
 
 #[test]
-fn all_that_an_awaited_step_waits_for_goes_first_and_then_the_step() {
+fn the_jobs_before_an_awaited_step_go_first_and_then_the_step() {
     check(
         "
         a hello                                 -> a welcome 0
@@ -184,7 +184,7 @@ fn a_wait_that_closes_a_circle_is_refused_and_names_all_jobs_in_it() {
         c job one awaits two                    -> c sees two pending
         d job two awaits three                  -> d sees three pending
         d job three awaits one                  -> d sees one pending, d refused one Cycle three(z) one(x) two(y)
-        # The others wait on.
+        # The others keep waiting.
         w ack three; put three yes              -> w confirm 1, d sees three Succeeded yes
         w ack two; put two yes                  -> w confirm 2, c sees two Succeeded yes
         ",
@@ -205,7 +205,7 @@ fn a_circle_through_a_group_is_found() {
         c job g/0 awaits g/                     -> c sees g/ pending, c refused g/ Cycle g/0 g/(group)
         c job g/1 awaits other                  -> c sees other pending
         c job other awaits h/0                  -> c sees h/0 pending, c refused h/0 Cycle other h/0 g/1
-        # A job beside it in the group is no circle.
+        # Another job in the same group is no circle.
         c job g/0 awaits g/1                    -> c sees g/1 pending
         ",
     );
@@ -272,7 +272,7 @@ fn a_wait_that_is_over_closes_no_circle() {
         d job two awaits one                    -> d sees one pending
         d unwatch one                           ->
         c job one awaits two                    -> c sees two pending
-        # Its process is out of reach, perhaps dead.
+        # Its process is unreachable, perhaps dead.
         c lost                                  ->
         d job two awaits one                    -> d sees one pending
         ",
@@ -344,11 +344,11 @@ fn jobs_that_hold_all_slots_wait_on_while_anything_they_wait_for_can_go_on() {
         w consume default 0 held=one            ->
         wait 2000                               ->
         c unwatch busy                          ->
-        # Another worker knows its task, and may come to it.
+        # Another worker knows its task, and may get to it.
         c job one awaits two                    -> c sees two pending
         wait 2000                               ->
         c unwatch two                           ->
-        # It is due later, and then others may come to it, too.
+        # It is due later, and then other workers may get to it.
         c job one awaits late                   -> c sees late pending
         wait 1000                               ->
         ",

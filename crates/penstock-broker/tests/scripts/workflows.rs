@@ -44,7 +44,7 @@ fn each_step_of_a_chain_is_given_the_value_of_the_one_before() {
 /// Case 9: the first member beyond those that the group tolerates decides. Messages that waited for it name the failed
 /// job, and so do all that waited for those; other members continue.
 #[test]
-fn what_a_failure_has_blocked_names_the_job_that_failed() {
+fn blocked_jobs_name_the_failed_job() {
     check(
         "
         a hello                                                       -> a welcome 0
@@ -65,7 +65,7 @@ fn what_a_failure_has_blocked_names_the_job_that_failed() {
 
 /// Case 10.
 #[test]
-fn a_body_is_given_failures_that_its_group_puts_up_with() {
+fn a_body_is_given_failures_that_its_group_tolerates() {
     check(
         "
         a hello                                                       -> a welcome 0
@@ -84,7 +84,7 @@ fn a_body_is_given_failures_that_its_group_puts_up_with() {
 }
 
 #[test]
-fn one_failure_more_than_a_group_puts_up_with_blocks_its_body() {
+fn one_failure_more_than_a_group_tolerates_blocks_its_body() {
     check(
         "
         a hello                                                       -> a welcome 0
@@ -106,7 +106,7 @@ fn one_failure_more_than_a_group_puts_up_with_blocks_its_body() {
 /// A crash used to lose the reason why later steps of a chain had failed: only the first was reported again in the
 /// right order.
 #[test]
-fn what_a_failure_has_blocked_names_the_job_that_failed_after_a_crash() {
+fn blocked_jobs_name_the_failed_job_after_a_crash() {
     check(
         "
         a hello                                                       -> a welcome 0
@@ -127,7 +127,7 @@ fn what_a_failure_has_blocked_names_the_job_that_failed_after_a_crash() {
 
 /// The failed job used to be named once for each job that it had blocked.
 #[test]
-fn a_failed_job_is_named_once_by_all_that_it_has_blocked() {
+fn a_failed_job_is_named_once_by_everything_it_has_blocked() {
     check(
         "
         a hello                                                       -> a welcome 0
@@ -147,7 +147,7 @@ fn a_failed_job_is_named_once_by_all_that_it_has_blocked() {
 
 /// A member that is itself blocked by a failure has failed because of that failure.
 #[test]
-fn a_body_is_given_what_has_blocked_a_member() {
+fn a_body_is_given_the_cause_of_a_blocked_member() {
     check(
         "
         a hello                                                       -> a welcome 0
@@ -185,7 +185,7 @@ fn a_group_in_a_group_is_a_list_in_a_list() {
 
 /// Case 21: once, on the failure, with the failed jobs.
 #[test]
-fn what_waits_for_a_failure_runs_once_when_it_comes() {
+fn an_errback_runs_once_when_the_failure_happens() {
     check(
         "
         a hello                                                       -> a welcome 0
@@ -204,7 +204,7 @@ fn what_waits_for_a_failure_runs_once_when_it_comes() {
 
 /// Case 22.
 #[test]
-fn what_waits_for_a_failure_that_does_not_come_ends_as_not_needed() {
+fn an_errback_without_a_failure_ends_as_not_needed() {
     check(
         "
         a hello                                                       -> a welcome 0
@@ -222,7 +222,7 @@ fn what_waits_for_a_failure_that_does_not_come_ends_as_not_needed() {
 
 /// It used to report to its joins that it had failed, as a cancelled job does, so that its own errback ran.
 #[test]
-fn what_is_not_needed_has_neither_succeeded_nor_failed() {
+fn a_step_that_is_not_needed_has_neither_succeeded_nor_failed() {
     check(
         "
         a hello                                                       -> a welcome 0
@@ -294,7 +294,7 @@ fn the_errors_that_have_failed_a_group_are_pinned_as_long_as_its_result_is_kept(
 /// Here each of two is checked once an hour on the second day. The broker checks as often whether names are still in
 /// use.
 #[test]
-fn values_that_are_pinned_for_long_are_looked_at_ever_more_rarely() {
+fn values_pinned_for_long_are_checked_ever_more_rarely() {
     check(
         "
         a hello                                                       -> a welcome 0
@@ -457,7 +457,7 @@ fn a_workflow_keeps_its_counts_while_the_journal_is_carried_forward() {
 /// It has failed as soon as its last step can't run, and ends with the last job that can. It is kept for as long as its
 /// failed job.
 #[test]
-fn a_workflow_that_has_failed_names_what_is_blocked() {
+fn a_failed_workflow_names_its_blocked_jobs() {
     check(
         "
         a hello                                                       -> a welcome 0
@@ -534,7 +534,7 @@ fn a_workflow_that_is_cancelled_says_so() {
 /// Case 27: no part of it starts any more, whichever client sends it. Jobs that one of its jobs sends with its success
 /// are skipped: see `replaced.rs`.
 #[test]
-fn what_comes_to_a_cancelled_workflow_is_cancelled() {
+fn jobs_added_to_a_cancelled_workflow_are_cancelled() {
     for between in ["", "carry", "kill"] {
         check(&format!(
             "
@@ -559,7 +559,7 @@ fn what_comes_to_a_cancelled_workflow_is_cancelled() {
 
 /// A job that continues anyway may send more: an errback after a deadline, or a job that a person retries.
 #[test]
-fn what_goes_on_of_a_cancelled_workflow_may_send_more() {
+fn jobs_that_continue_in_a_cancelled_workflow_may_send_more() {
     check(
         "
         a hello                                                       -> a welcome 0
@@ -577,7 +577,7 @@ fn what_goes_on_of_a_cancelled_workflow_may_send_more() {
 /// The retried job may belong to a group that stays failed. Once carried forward, that group used to be taken for a
 /// failure after the retry, and a broker that read the journal reported that the workflow had ended.
 #[test]
-fn a_workflow_goes_on_while_its_failed_group_is_carried_forward() {
+fn a_workflow_continues_while_its_failed_group_is_carried_forward() {
     check(
         "
         a hello                                                       -> a welcome 0
@@ -597,7 +597,7 @@ fn a_workflow_goes_on_while_its_failed_group_is_carried_forward() {
 
 /// A job that is retried, or arrives later, reopens its workflow.
 #[test]
-fn a_workflow_goes_on_with_a_job_that_is_retried() {
+fn a_workflow_continues_with_a_retried_job() {
     check(
         "
         a hello                                                       -> a welcome 0
@@ -688,7 +688,7 @@ fn a_member_may_be_expected_to_end_however_it_does() {
 }
 
 #[test]
-fn what_expects_a_failure_runs_when_that_comes() {
+fn a_step_that_expects_a_failure_runs_when_it_happens() {
     check(
         "
         a hello                                                       -> a welcome 0
@@ -705,7 +705,7 @@ fn what_expects_a_failure_runs_when_that_comes() {
 
 /// It ends as not needed, as do all messages that wait for it; messages that are to run in any case do.
 #[test]
-fn what_expects_a_failure_that_does_not_come_is_not_needed() {
+fn a_step_that_expects_a_failure_is_not_needed_without_one() {
     for pause in [
         "",
         "carry ->",
@@ -743,7 +743,7 @@ fn what_expects_a_failure_that_does_not_come_is_not_needed() {
 }
 
 #[test]
-fn a_failure_blocks_what_also_waits_for_something_that_is_not_needed() {
+fn a_failure_blocks_steps_that_also_wait_for_one_that_is_not_needed() {
     check(
         "
         a hello                                                       -> a welcome 0
@@ -762,7 +762,7 @@ fn a_failure_blocks_what_also_waits_for_something_that_is_not_needed() {
 }
 
 #[test]
-fn a_join_tells_all_the_joins_that_it_is_a_member_of() {
+fn a_join_reports_to_all_joins_that_it_is_a_member_of() {
     check(
         "
         a hello                                                       -> a welcome 0
@@ -870,7 +870,7 @@ fn a_time_that_a_person_named_is_kept_while_a_message_is_held() {
 
 /// Errbacks have times of their own, too.
 #[test]
-fn what_a_failure_releases_may_wait_from_then_on() {
+fn an_errback_may_be_delayed_from_its_release() {
     check(
         "
         a hello                                                       -> a welcome 0
