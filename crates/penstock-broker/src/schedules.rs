@@ -51,7 +51,7 @@ const EVENTS: usize = 8;
 const NEXT_CAME: &str = "its schedule's next time came";
 
 #[derive(Debug)]
-pub(crate) struct Schedules {
+pub(crate) struct ScheduleTable {
     all: BTreeMap<ScheduleName, Schedule>,
     /// Schedules by their numbers.
     numbers: BTreeMap<u32, ScheduleName>,
@@ -116,7 +116,7 @@ fn job_of(seed: u64, time: u64) -> MessageId {
     })
 }
 
-impl Schedules {
+impl ScheduleTable {
     pub(crate) fn new(hashing: SeededState) -> Self {
         Self {
             all: BTreeMap::new(),

@@ -27,7 +27,7 @@ use crate::queues::run_charges::Charge;
 use crate::queues::{Forgettable, Queues};
 use crate::reclaim::live_bases::{Entity, LiveBases};
 use crate::records::{Change, Failing, Grant, Mark, MessageHead, RecordedState};
-use crate::schedules::Schedules;
+use crate::schedules::ScheduleTable;
 use crate::sessions::Sessions;
 use crate::table::interner::{Interner, Name};
 use crate::timers::{Timer, Timers};
@@ -47,7 +47,7 @@ pub(crate) struct BrokerState {
     pub(crate) joins: Joins,
     pub(crate) waits: JobWaits,
     pub(crate) workflows: Workflows,
-    pub(crate) schedules: Schedules,
+    pub(crate) schedules: ScheduleTable,
     pub(crate) progress: JobsProgress,
     pub(crate) sessions: Sessions,
     pub(crate) timers: Timers,
@@ -121,7 +121,7 @@ impl BrokerState {
             joins: Joins::new(hashing),
             waits: JobWaits::new(hashing),
             workflows: Workflows::new(hashing),
-            schedules: Schedules::new(hashing),
+            schedules: ScheduleTable::new(hashing),
             progress: JobsProgress::new(hashing),
             sessions: Sessions::new(hashing),
             timers: Timers::default(),
