@@ -201,7 +201,7 @@ pub struct JobView<'a> {
     pub headers: Vec<(&'a str, &'a [u8])>,
     pub timeout_ms: Option<u64>,
     pub soft_timeout_ms: Option<u64>,
-    /// Input values of the job, from the join, as `GivenValues` reads them, and their shape.
+    /// Input values of the job, from the join, as `InputValues` reads them, and their shape.
     pub inputs: Option<(InputShape, &'a [u8])>,
     pub workflow: Option<[u8; 16]>,
     /// Time at which the workflow is cancelled.
