@@ -1,27 +1,28 @@
-//! Huge pages of the system: for the heap that a zygote shares with its children, and not for a supervisor.
+//! Uses huge pages for the heap that a zygote shares with its children, but not for a supervisor.
 //!
-//! Most of what a fork costs is its copy of the page tables. A heap in pages of 2 MiB has 1/512 of the entries: fork to
-//! end of a process takes 3.5 ms in place of 6.2 with an app of 150 MB, and 3.4 in place of 15.9 with a model of 200 MB
-//! next to it (Linux 6.18, measured for the design of isolated slots). A child that writes copies 4 KiB all the same:
-//! since Linux 5.8 the kernel splits a huge page that is shared.
+//! Most of the cost of a fork is the copy of the page tables. A heap in pages of 2 MiB has 1/512 of the
+//! entries. From fork to exit, a process then takes 3.5 ms instead of 6.2 with an app of 150 MB, and 3.4
+//! instead of 15.9 with a model of 200 MB in addition (Linux 6.18, measured for the design of isolated slots).
+//! A child that writes still copies only 4 KiB: since Linux 5.8 the kernel splits a shared huge page.
 
 use std::fs;
 use std::ops::Range;
 
 use rustix::mm::{Advice, madvise};
 
-/// Below this a mapping has no huge page. Where they have another size, the kernel refuses, and everything stays as it is.
+/// Size below which a mapping has no huge page. On systems with another size, the kernel refuses, and
+/// everything stays as it is.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-/// Has the memory of this process come in small pages. Its allocator asks for huge ones, which make a broker with millions
-/// of jobs quicker; a supervisor has some hundred kilobytes in use, spread over what would be nine huge pages: 19 MB with
-/// 400 slots.
+/// Makes this process use small pages. Its allocator asks for huge ones, which speed up a broker with millions
+/// of jobs. A supervisor uses some hundred kilobytes, spread over what would be nine huge pages: 19 MB with 400
+/// slots.
 pub fn avoid() {
     for memory in memory() {
         let len = memory.end - memory.start;
         if len >= HUGE_PAGE_BYTES {
-            // SAFETY: it changes no bytes. A mapping that is gone by now is refused, and so is all of it by a system
-            // without huge pages.
+            // SAFETY: it changes no bytes. The call fails for a mapping that is gone, and on systems without
+            // huge pages.
             let _ = unsafe {
                 madvise(
                     std::ptr::with_exposed_provenance_mut(memory.start),
@@ -33,23 +34,23 @@ pub fn avoid() {
     }
 }
 
-/// Has the kernel move what this process holds in memory into huge pages. Returns the number of bytes that it did.
+/// Asks the kernel to move this process's memory into huge pages. Returns the number of bytes moved.
 ///
-/// Chunk by chunk, as it refuses those that were never touched. A chunk of which less than half is in memory stays as it
-/// is: there, a huge page would take more than it saves.
+/// Works chunk by chunk, because the kernel refuses chunks that were never touched. A chunk with less than half
+/// of its pages in memory stays as it is: a huge page there would cost more than it saves.
 pub fn collapse_heap() -> usize {
     let chunks = memory().into_iter().flat_map(chunks);
     let collapsed = chunks.filter(|start| is_half_there(*start) && collapse(*start));
     collapsed.count() * HUGE_PAGE_BYTES
 }
 
-/// The mappings of this process that are its own.
+/// Returns the private mappings of this process.
 fn memory() -> Vec<Range<usize>> {
     let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
     maps.lines().filter_map(private_memory).collect()
 }
 
-/// Where a mapping is, if it is private memory of this process: `7f1c00000000-7f1c40000000 rw-p 00000000 00:00 0`.
+/// Parses a mapping, if it is private memory: `7f1c00000000-7f1c40000000 rw-p 00000000 00:00 0`.
 fn private_memory(line: &str) -> Option<Range<usize>> {
     let mut words = line.split_ascii_whitespace();
     let (start, end) = words.next()?.split_once('-')?;
@@ -63,7 +64,7 @@ fn private_memory(line: &str) -> Option<Range<usize>> {
     (mode == "rw-p" && inode == "0" && is_heap).then_some(address(start)?..address(end)?)
 }
 
-/// Where the huge pages begin that fit there.
+/// Returns the start of each huge page that fits into the range.
 fn chunks(memory: Range<usize>) -> impl Iterator<Item = usize> {
     let first = memory.start.next_multiple_of(HUGE_PAGE_BYTES);
     let starts = (first..memory.end).step_by(HUGE_PAGE_BYTES);
@@ -72,10 +73,10 @@ fn chunks(memory: Range<usize>) -> impl Iterator<Item = usize> {
 
 #[cfg(target_os = "linux")]
 fn is_half_there(start: usize) -> bool {
-    // SAFETY: it asks for a number.
+    // SAFETY: it only queries a number.
     let page_bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
     let mut pages = vec![0_u8; HUGE_PAGE_BYTES / page_bytes];
-    // SAFETY: there is a byte for each page of the range. Where it is not mapped any more, the call fails.
+    // SAFETY: there is a byte for each page of the range. If the range is no longer mapped, the call fails.
     let told = unsafe { libc::mincore(start as *mut _, HUGE_PAGE_BYTES, pages.as_mut_ptr()) };
     let there = pages.iter().filter(|page| **page & 1 == 1).count();
     told == 0 && 2 * there >= pages.len()
@@ -83,9 +84,9 @@ fn is_half_there(start: usize) -> bool {
 
 #[cfg(target_os = "linux")]
 fn collapse(start: usize) -> bool {
-    /// From the kernel's `mman-common.h`, since Linux 6.1; not every C library knows it.
+    /// Constant from the kernel's `mman-common.h`, since Linux 6.1; not every C library has it.
     const MADV_COLLAPSE: i32 = 25;
-    // SAFETY: what the memory holds stays as it is, whoever uses it.
+    // SAFETY: the content of the memory stays the same for every user.
     unsafe { libc::madvise(start as *mut _, HUGE_PAGE_BYTES, MADV_COLLAPSE) == 0 }
 }
 

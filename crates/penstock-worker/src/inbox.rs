@@ -1,4 +1,4 @@
-//! News that the driver's thread leaves for the supervisor's.
+//! Passes news from the driver's thread to the supervisor's.
 
 use std::collections::HashSet;
 use std::mem::take;
@@ -11,46 +11,46 @@ use penstock_message::{
     Answer, Ask, CancelOrder, Delivery, Lease, Receipt, Refusal, SeededSet, SeededState,
 };
 
-/// Everything that came since the supervisor looked last.
+/// Everything that arrived since the supervisor last looked.
 #[derive(Default)]
 pub struct News {
     pub deliveries: Vec<Delivery>,
-    /// Jobs to be stopped.
+    /// Jobs to stop.
     pub cancels: Vec<CancelOrder>,
-    /// Leases that did not outlast a reconnect.
+    /// Leases that did not survive a reconnect.
     pub lost: Vec<Lease>,
-    /// Settlements that the broker refused for a reason of their own, or of which it has forgotten what
-    /// became: the jobs are, or may be, still leased.
+    /// Settlements that the broker refused for other reasons, or whose outcome it no longer knows. Their jobs
+    /// are, or may be, still leased.
     pub refused: Vec<(Lease, String)>,
     pub answers: Vec<Result<Answer, DriverError>>,
-    /// Questions of people.
+    /// Questions to this worker.
     pub asks: Vec<Ask>,
-    /// The broker went out of reach (false), or came back and has told which leases hold (true).
+    /// The broker became unreachable (false), or came back and reported which leases hold (true).
     pub in_reach: Option<bool>,
-    /// The driver can't go on.
+    /// Error after which the driver can't continue.
     pub failed: Option<DriverError>,
 }
 
-/// Deliveries come in on the driver's thread; receipts too. The supervisor takes both in batches.
+/// Receives deliveries and receipts on the driver's thread. The supervisor takes both in batches.
 pub struct Inbox {
     news: Mutex<News>,
     wake: Box<dyn Fn() + Send + Sync>,
     woken: AtomicBool,
-    /// The leases that this worker answers for: from their delivery until their settlement is
-    /// confirmed. A settlement that was sent and not confirmed would otherwise be lost with the
-    /// connection: its lease would not be presented, and the job run again.
+    /// Leases that this worker is responsible for, from their delivery until their settlement is confirmed.
+    /// Without this, a sent but unconfirmed settlement would be lost with the connection: its lease would not
+    /// be presented, and the job would run again.
     held: Mutex<SeededSet<Lease>>,
     unconfirmed: AtomicUsize,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing panics while it holds one of these, and each change leaves them whole.
+    // No holder of these locks panics, and each change leaves the state consistent.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Inbox {
-    /// `wake` is called when there is something new, once until it is taken. `hashing`: of leases, for whose
-    /// messages clients choose the ids.
+    /// Creates the inbox. `wake` is called when there is something new, once until it is taken. `hashing` is
+    /// for leases, since clients choose the ids of messages.
     pub fn new(hashing: SeededState, wake: impl Fn() + Send + Sync + 'static) -> Self {
         Self {
             news: Mutex::default(),
@@ -72,7 +72,7 @@ impl Inbox {
         }
     }
 
-    /// Takes what is new. Anything that comes after this call wakes the supervisor again.
+    /// Takes everything new. Anything that arrives after this call wakes the supervisor again.
     pub fn take(&self) -> News {
         self.woken.store(false, Ordering::Release);
         take(&mut lock(&self.news))
@@ -91,7 +91,7 @@ impl Inbox {
         self.unconfirmed.load(Ordering::Acquire)
     }
 
-    /// The settlements of these leases, in this order, ended so.
+    /// Handles the outcomes of the settlements of these leases, in this order.
     pub fn confirmed(&self, leases: &[Lease], receipts: Result<Vec<Receipt>, DriverError>) {
         let mut refused = Vec::new();
         let mut failed = None;
@@ -103,7 +103,8 @@ impl Inbox {
                         Receipt::Refused { why, .. } if *why != Refusal::LeaseLost => {
                             refused.push((*lease, refusal_text(why)));
                         }
-                        // If its lease holds, it was not stored, and nobody would ever end it.
+                        // If its lease holds, the settlement was not stored, and nothing else would end the
+                        // job.
                         Receipt::Unknown if held.contains(lease) => {
                             let why = "it has forgotten this worker's session".to_owned();
                             refused.push((*lease, why));
@@ -124,7 +125,7 @@ impl Inbox {
                 news.failed = failed.or(news.failed.take());
             });
         } else if left == 0 {
-            // Who waits for the last confirm is woken.
+            // Wakes the supervisor, which waits for the last confirm.
             self.wake();
         }
     }
@@ -145,7 +146,7 @@ fn report_receipt(lease: Lease, receipt: &Receipt) {
     }
 }
 
-/// Names why the broker refused, for the log.
+/// Names the broker's reason for the refusal, for the log.
 pub(crate) fn refusal_text(why: &Refusal) -> String {
     match why {
         Refusal::TooLarge(text)
@@ -176,7 +177,7 @@ impl DeliverySink for Inbox {
 
     fn cancel(&self, mut orders: Vec<CancelOrder>) {
         let held = lock(&self.held);
-        // One that was settled meanwhile is over.
+        // A lease that was settled in the meantime is over.
         orders.retain(|order| held.contains(&order.lease) || planted!("order-for-a-settled-job"));
         drop(held);
         if !orders.is_empty() {
@@ -211,7 +212,7 @@ impl DeliverySink for Inbox {
             keep
         });
         self.tell(|news| {
-            // What was to be handed back has been settled, or is somebody else's.
+            // A job to be handed back has been settled, or another worker has it.
             let gone = news
                 .refused
                 .extract_if(.., |(lease, _)| !kept.contains(lease));
@@ -401,14 +402,14 @@ pub(crate) mod tests {
         desk.inbox.committing(2);
         let unknown = vec![Receipt::Unknown, Receipt::Unknown];
         desk.inbox.confirmed(&[one, other], Ok(unknown));
-        // The other's was stored, or its lease has ended.
+        // The other settlement was stored, or its lease has ended.
         desk.inbox.leases_kept(&[one]);
         let news = desk.inbox.take();
         assert_eq!(news.refused.len(), 1);
         assert_eq!((news.refused[0].0, news.lost), (one, vec![]));
         assert_eq!(desk.held(), [1]);
 
-        // A settlement that was sent together with later ones is answered with them.
+        // A settlement that was sent with later ones is answered with them.
         desk.inbox.deliver(vec![delivery(3), delivery(4)]);
         desk.inbox.committing(2);
         desk.inbox.leases_kept(&[one, lease(3)]);

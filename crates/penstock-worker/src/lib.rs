@@ -1,4 +1,4 @@
-//! The worker: a supervisor that takes jobs from a broker and runs them in forked children.
+//! Runs the worker: a supervisor that takes jobs from a broker and runs them in forked children.
 //!
 //! ```text
 //!     supervisor   this crate, in the `penstock worker` process; never runs the user's code
@@ -7,8 +7,9 @@
 //!            └─ child
 //! ```
 //!
-//! Children whose slots are of one kind are a *pool*: a socket that they pull from, a consumer at the broker with tasks
-//! and credit of its own, and a policy. So jobs for one kind of slot never wait behind jobs for another.
+//! Children whose slots are of one kind form a *pool*: a socket that they pull from, a consumer at the broker
+//! with its own tasks and credit, and a policy. So jobs for one kind of slot never wait behind jobs for
+//! another.
 //!
 //! | file | is about |
 //! | --- | --- |
@@ -33,7 +34,7 @@
 //! | desk.rs | a worker without processes, for tests of applications |
 //! | plants.rs | bugs that are planted for the tests to find |
 //!
-//! `policy` and `inbox` are public for the simulator alone, whose workers decide by them.
+//! `policy` and `inbox` are public only for the simulator, whose workers use them to decide.
 
 mod config;
 mod desk;
@@ -86,29 +87,30 @@ use std::process::ExitCode;
 
 use supervisor::{End, Supervisor};
 
-/// Ended by a signal, or because its burst is over. Jobs that had not ended were handed back.
+/// A signal stopped the worker, or its burst is over. Unfinished jobs were handed back.
 pub const EXIT_IN_ORDER: u8 = 0;
-/// Something it needs failed: the broker refused it, the zygote can't be started.
+/// Something the worker needs failed: the broker refused it, or the zygote can't be started.
 pub const EXIT_FAILED: u8 = 1;
-/// The engine behind the broker lacks something that a worker needs.
+/// The engine behind the broker lacks a feature that a worker needs.
 pub const EXIT_NOT_OFFERED: u8 = 75;
-/// The worker's token, or the broker's directory, is wrong: the same as of every other command.
+/// The worker's token or the broker's directory is wrong. Every other command exits with the same code.
 pub const EXIT_UNUSABLE: u8 = 78;
-/// The app could not be loaded, or one of its tasks is not fit to run.
+/// The app can't be loaded, or one of its tasks is unfit to run.
 pub const EXIT_APP: u8 = 3;
-/// The limit of memory is below what the loaded app takes.
+/// The memory limit is below what the loaded app needs.
 pub const EXIT_NO_MEMORY: u8 = 5;
-/// Ended by a second signal: running jobs were killed and handed back.
+/// A second signal stopped the worker: running jobs were killed and handed back.
 pub const EXIT_FORCED: u8 = 4;
 
-/// Runs a worker until it is told to end.
+/// Runs a worker until it is asked to stop.
 ///
-/// SIGTERM, SIGINT, or SIGHUP unless that was to be ignored: takes nothing more, lets running jobs end within the grace, hands back the rest, says
-/// goodbye. A second one: kills the children and hands back at once.
+/// On SIGTERM, SIGINT, or SIGHUP unless that was ignored at the start, it takes no new jobs, lets running jobs
+/// finish within the grace period, hands back the rest, and says goodbye. On a second signal it kills the
+/// children and hands their jobs back at once.
 ///
-/// With `burst` it ends by itself as soon as nothing is leased to it, every settlement is confirmed,
-/// and the broker then says that none of its queues, but for paused ones, holds a job that is ready and that its app
-/// has the task of. Jobs that are delayed (a countdown, a retry's backoff) or run by other workers are not waited for.
+/// With `burst` it stops automatically. By then no job is leased to it, every settlement is confirmed, and the
+/// broker reports no ready job of the app's tasks in the unpaused queues that it serves. It does not wait for
+/// delayed jobs (a countdown, a retry's backoff) or for jobs that other workers run.
 pub fn run(config: WorkerConfig) -> ExitCode {
     huge_pages::avoid();
     let end = Supervisor::new(config).and_then(Supervisor::run);

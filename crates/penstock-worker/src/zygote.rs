@@ -1,7 +1,7 @@
-//! The process that has the app loaded and forks children on command (`python -m penstock._worker.zygote`).
+//! Controls the process that loads the app and forks children on command (`python -m penstock._worker.zygote`).
 //!
-//! Both sides talk over one stream socket in messages of a length (u32, little-endian) and text, the
-//! first word of which says what it is:
+//! Both sides talk over one stream socket. Messages consist of a length (u32, little-endian) and text, whose
+//! first word is the type:
 //!
 //! ```text
 //!     to the zygote      fork CHILD POOL KIND SLOTS USE with the child's socket as a descriptor; USE is "once" for a
@@ -17,7 +17,7 @@
 //!                        died CHILD PID STATUS PEAK   as wait4 gives it; PEAK is the most memory that it had, in KiB
 //! ```
 //!
-//! The zygote ends, and its children with it, when the supervisor's end of that socket is closed.
+//! The zygote exits, and its children with it, when the supervisor's end of that socket is closed.
 
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
@@ -35,54 +35,54 @@ use serde::Deserialize;
 use crate::memory::{ZYGOTE_SCORE, score_above};
 use crate::{ChildLog, SlotKind, systemd};
 
-/// Everything that a zygote needs to start.
+/// Settings of a zygote.
 pub struct Start<'a> {
     pub python: &'a Path,
     pub apps: &'a [String],
     pub modules: &'a [String],
-    /// The broker that the app uses unless it names one itself.
+    /// Broker that the app uses unless it names one itself.
     pub url: Option<&'a str>,
-    /// The worker's name, for `job.info()`.
+    /// Name of the worker, for `job.info()`.
     pub name: &'a str,
-    /// Where the children of each pool pull packets.
+    /// Sockets from which the children of each pool pull packets.
     pub work: Vec<BorrowedFd<'a>>,
     pub pages: BorrowedFd<'a>,
     pub log: ChildLog,
-    /// The limit of open files for the app.
+    /// Limit of open files for the app.
     pub open_files: Rlimit,
 }
 
-/// An app, as the zygote has loaded it.
+/// App that the zygote has loaded.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct Loaded {
     pub app: String,
-    /// Where it is: `module:app`.
+    /// Location: `module:app`.
     pub place: String,
-    /// The broker that it names itself.
+    /// Broker that the app names itself.
     pub url: Option<String>,
     /// Queues that its tasks name.
     pub queues: Vec<String>,
     pub tasks: Vec<LoadedTask>,
-    /// The modules that have them, with how many each has.
+    /// Modules with tasks, and the number of tasks in each.
     pub modules: Vec<(String, u32)>,
     /// Declarations of its schedules: operations of the protocol, in hexadecimal.
     #[serde(default)]
     pub schedules: Vec<String>,
 }
 
-/// A child to be.
+/// Child to fork.
 #[derive(Clone, Copy, Debug)]
 pub struct Fork {
     pub child: u32,
-    /// Which of [`Start::work`] it pulls from.
+    /// Index of the socket in [`Start::work`] that it pulls from.
     pub pool: usize,
     pub kind: SlotKind,
     pub slots: u32,
-    /// Whether it ends with its first job.
+    /// Whether it exits after its first job.
     pub once: bool,
 }
 
-/// A task's name, and the kind of slot that it asks for, or nothing.
+/// Name of a task, with the kind of slot that it asks for, if any.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct LoadedTask(pub String, pub String);
 
@@ -103,7 +103,7 @@ pub enum Said {
         child: u32,
         pid: i32,
         status: i32,
-        /// Most memory that the process had, with what it shared with others; 0: not known.
+        /// Maximum memory of the process, including shared memory; 0 if unknown.
         peak_bytes: u64,
     },
 }
@@ -114,7 +114,7 @@ pub struct Zygote {
     incoming: Vec<u8>,
 }
 
-/// Size of the longest message of a zygote; a longer one is damage.
+/// Maximum size of a zygote's message; a longer one is damage.
 const MAX_MESSAGE_BYTES: usize = 16 << 20;
 
 impl Zygote {
@@ -136,8 +136,8 @@ impl Zygote {
             .arg("")
             .args(start.modules)
             .stdin(Stdio::null())
-            // A process group of its own: Ctrl-C on the terminal is for the supervisor, which decides
-            // what becomes of running jobs and of what they have started.
+            // Its own process group: Ctrl-C on the terminal reaches only the supervisor, which decides about
+            // running jobs and the processes that they started.
             .process_group(0);
         for variable in systemd::VARIABLES {
             command.env_remove(variable);
@@ -148,18 +148,18 @@ impl Zygote {
         let supervisor = rustix::process::getpid();
         let open_files = start.open_files;
         let score = score_above(ZYGOTE_SCORE).map(|score| score.to_string());
-        // SAFETY: only async-signal-safe system calls, no allocation, between fork and exec.
+        // SAFETY: only async-signal-safe system calls and no allocation between fork and exec.
         unsafe {
             command.pre_exec(move || {
                 for fd in inherited.iter().copied() {
                     fcntl_setfd(BorrowedFd::borrow_raw(fd), FdFlags::empty())?;
                 }
-                // It may keep the supervisor's, where the system will not have it otherwise.
+                // If the system refuses, it keeps the supervisor's value.
                 let _ = setrlimit(Resource::Nofile, open_files);
                 if let Some(score) = &score {
                     write_score(score.as_bytes());
                 }
-                // What jobs leave behind comes to it, and not to whoever adopts orphans on this machine.
+                // Processes left behind by jobs come to it, not to another reaper on this machine.
                 #[cfg(target_os = "linux")]
                 rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
                 end_with_parent(supervisor)
@@ -194,7 +194,8 @@ impl Zygote {
         self.say("kill", &[])
     }
 
-    /// The zygote knows which numbers of processes are still its children's: it has not waited for them.
+    /// Kills a child through the zygote, which knows which process numbers still belong to its children: it has
+    /// not waited for them.
     pub fn kill_child(&mut self, child: u32) -> io::Result<()> {
         self.say(&format!("kill {child}"), &[])
     }
@@ -212,7 +213,7 @@ impl Zygote {
         if !descriptors.is_empty() {
             ancillary.push(SendAncillaryMessage::ScmRights(descriptors));
         }
-        // The zygote is sent one short command at a time, so its socket has room for it whole.
+        // The zygote gets one short command at a time, so its socket has room for a whole one.
         let sent = sendmsg(
             &self.control,
             &[IoSlice::new(&message)],
@@ -225,7 +226,7 @@ impl Zygote {
         Ok(())
     }
 
-    /// Takes the messages that have come since, and whether it is still there to say more.
+    /// Returns the messages that arrived, and whether the zygote can still send more.
     pub fn listen(&mut self) -> (Vec<Said>, bool) {
         let mut chunk = [0; 4096];
         let alive = loop {
@@ -250,9 +251,9 @@ impl Zygote {
         }
     }
 
-    /// Kills it, and its children with it, and says how it had ended (by itself, perhaps).
+    /// Kills the zygote, and its children with it; returns how it ended (perhaps on its own).
     pub fn end(mut self) -> String {
-        // Its number is its own until `wait`, even when it is dead already: no stranger is hit.
+        // Its number stays reserved until `wait`, even when it is already dead, so no stranger is hit.
         let group = self.pid();
         if group.is_none_or(|group| kill_process_group(group, Signal::KILL).is_err()) {
             let _ = self.process.kill();
@@ -270,7 +271,7 @@ impl Zygote {
         Pid::from_raw(self.process.id() as i32)
     }
 
-    /// Waits until it has ended by itself.
+    /// Waits until it exits on its own.
     pub fn leave(mut self) {
         let _ = self.control.shutdown(std::net::Shutdown::Both);
         let _ = self.process.wait();
@@ -326,7 +327,7 @@ fn read_message(text: &str) -> Option<Said> {
     })
 }
 
-/// Sets this process's `oom_score_adj`, by system calls alone. Where the system has none, nothing is lost.
+/// Sets this process's `oom_score_adj`, with system calls only. Does nothing on systems without one.
 fn write_score(score: &[u8]) {
     use rustix::fs::{Mode, OFlags, open};
     if let Ok(file) = open(c"/proc/self/oom_score_adj", OFlags::WRONLY, Mode::empty()) {
@@ -334,27 +335,27 @@ fn write_score(score: &[u8]) {
     }
 }
 
-/// On Linux the kernel kills this process when its parent dies: the last line of defence, for a parent
-/// that is killed -9. Elsewhere the closed socket alone tells.
+/// Makes Linux kill this process when its parent dies: a last line of defence for a parent killed by SIGKILL.
+/// Elsewhere, only the closed socket shows it.
 pub fn end_with_parent(parent: Pid) -> io::Result<()> {
     #[cfg(target_os = "linux")]
     {
         rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
     }
     if rustix::process::getppid() != Some(parent) {
-        // It died before it could be asked about.
+        // The parent died before the request.
         return Err(io::Error::from(Errno::CHILD));
     }
     Ok(())
 }
 
-/// Whether a wait status is that of a process that was killed by SIGKILL.
+/// Whether a wait status is that of a process killed by SIGKILL.
 pub fn is_kill(status: i32) -> bool {
     use std::os::unix::process::ExitStatusExt;
     std::process::ExitStatus::from_raw(status).signal() == Some(libc::SIGKILL)
 }
 
-/// Describes a wait status for a person: follows "it was" or stands alone.
+/// Describes a wait status for people; follows "it was" or stands alone.
 pub fn describe_status(status: i32) -> String {
     use std::os::unix::process::ExitStatusExt;
     let status = std::process::ExitStatus::from_raw(status);

@@ -1,4 +1,4 @@
-//! Traffic with the broker: deliveries, settlements, credit, questions.
+//! Exchanges deliveries, settlements, credit and queries with the broker.
 
 use std::collections::HashSet;
 use std::mem::take;
@@ -18,18 +18,18 @@ use crate::inbox::News;
 use crate::packet::job_bytes;
 use crate::policy::{Credit, PacketEnd};
 
-/// How often the broker is told how many slots are busy, at most.
+/// Minimum interval between reports of busy slots to the broker.
 const REPORT_EVERY: Duration = Duration::from_secs(1);
-/// How often the log gets what the broker wants people to know.
+/// Interval of logging the broker's notices.
 const NOTICES_EVERY: Duration = Duration::from_secs(5);
-/// How long after an answer that was not the last a burst asks again.
+/// Delay after which a burst asks again, if the answer was not final.
 const BURST_ASKS_EVERY: Duration = Duration::from_millis(50);
-/// Within this the broker must answer a question.
+/// Time within which the broker must answer a query.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
-/// How often people are told that the broker is not there.
+/// Interval of log lines that the broker is unreachable.
 const MISSING_EVERY: Duration = Duration::from_secs(60);
 
-/// Settlements of one pass: committed together.
+/// Settlements of one pass, committed together.
 #[derive(Default)]
 pub(super) struct Settlements {
     txs: Vec<Tx>,
@@ -45,7 +45,8 @@ impl Settlements {
         for delivery in deliveries {
             let outcome = match over(&delivery) {
                 None => Outcome::Returned,
-                // Nobody has failed it yet. As a crash it is counted, and does not run again where that is not allowed.
+                // No worker has failed it yet. Reported as a crash it is counted, and does not run again where
+                // that is not allowed.
                 Some(reason) => Outcome::Crashed { reason },
             };
             self.add(delivery, outcome);
@@ -61,7 +62,7 @@ impl Settlements {
         self.txs.is_empty()
     }
 
-    /// Drops those of leases that are lost.
+    /// Drops the settlements of lost leases.
     fn forget(&mut self, lost: &HashSet<Lease>) {
         tracing::warn!(
             jobs = lost.len(),
@@ -77,7 +78,7 @@ impl Settlements {
     }
 }
 
-/// Parts of a delivery that settling needs, without a copy.
+/// Parts of a delivery that a settlement needs, without a copy.
 fn head(delivery: Delivery) -> DeliveryHead {
     let message = delivery.message;
     DeliveryHead {
@@ -92,23 +93,23 @@ fn head(delivery: Delivery) -> DeliveryHead {
     }
 }
 
-/// Asking the broker whether a burst is over.
+/// State of the queries whether a burst is over.
 pub(super) struct Burst {
-    /// A question is on its way.
+    /// A query is on its way.
     asked: bool,
-    /// The broker knew what this worker can run when it was asked.
+    /// The broker knew this worker's tasks at the time of the query.
     is_subscribed: bool,
     ask_from: Instant,
-    /// Deliveries so far when it was asked: if more came since, the answer is out of date.
+    /// Deliveries up to the query: if more came since, the answer is out of date.
     deliveries: u64,
 }
 
-/// Whether the broker is there; if not, people are told each minute that this worker waits for it.
+/// Whether the broker is reachable; if not, the log says each minute that this worker waits for it.
 #[derive(Debug)]
 pub(super) struct Contact {
     missing_since: Option<Instant>,
     was_there: bool,
-    /// A question is on its way.
+    /// A query is on its way.
     is_asked: bool,
     ask_from: Instant,
 }
@@ -141,12 +142,12 @@ impl Contact {
     fn lost(&mut self, now: Instant) {
         if self.missing_since.is_none() {
             self.missing_since = Some(now);
-            // Most come back sooner: a restart is not worth a line.
+            // Most outages are shorter: a restart is not worth a log line.
             self.ask_from = now + MISSING_EVERY - ANSWER_WITHIN;
         }
     }
 
-    /// A question was not answered; says for how long the broker has been missing.
+    /// Handles an unanswered query; logs for how long the broker has been unreachable.
     fn still_missing(&mut self, now: Instant) -> Option<Duration> {
         self.ask_from = now + MISSING_EVERY - ANSWER_WITHIN;
         Some(now.saturating_duration_since(self.missing_since?))
@@ -168,8 +169,8 @@ impl Burst {
     }
 }
 
-/// Whether there is nothing for a worker that is idle. A lease that the broker counts is then of a job that is
-/// still on its way: its body may be read back slowly.
+/// Whether the broker has nothing for this idle worker. Any lease that it counts is then of a job that is still
+/// on its way: its body may be read back slowly.
 fn nothing_is_left(page: &StatusPage) -> bool {
     page.own_ready == 0 && page.own_leases == 0
 }
@@ -233,7 +234,7 @@ impl Supervisor {
             self.hear_answer(answer, now);
         }
         self.hear_asks(asks, now);
-        // Once is enough: the driver goes on trying until the end.
+        // Logged once: the driver keeps trying until the end.
         if let Some(error) = failed
             && !matches!(self.phase, Phase::Killing { .. })
         {
@@ -243,16 +244,16 @@ impl Supervisor {
         }
     }
 
-    /// While the broker is out of reach nothing begins here: it may have given what this worker holds to
-    /// others by then. What has begun goes on.
+    /// Handles the loss of the broker: no job begins, because the broker may have given this worker's jobs to
+    /// others by then. Running jobs continue.
     fn begin_nothing(&mut self) {
         for place in self.outstanding.all_places() {
             self.take_back(place, PacketEnd::TakenBack);
         }
     }
 
-    /// These jobs are no longer ours: what has not begun does not begin. What runs goes on, and its
-    /// outcome will be refused unless the lease comes back to life.
+    /// Drops jobs whose leases are lost. Those that have not begun will not begin. Running jobs continue, and
+    /// their outcomes will be refused unless the lease is restored.
     fn forget(&mut self, lost: &HashSet<Lease>) {
         tracing::warn!(
             jobs = lost.len(),
@@ -325,21 +326,21 @@ impl Supervisor {
         }
     }
 
-    /// Takes back what the broker was granted for a pool.
+    /// Withdraws the credit that the broker has for a pool.
     pub(super) fn withdraw(&self, pool: usize) {
         if let Some(broker) = &self.broker {
             broker.driver.stop_consumer(pool as u32);
         }
     }
 
-    /// Tells the broker that this worker runs none of its tasks any more. It may be here for long, and people are to learn
-    /// that jobs wait which nobody takes.
+    /// Tells the broker that this worker runs none of its tasks any more. It may stay for long, and people
+    /// should learn that jobs wait which no worker takes.
     pub(super) fn leave_tasks(&self) {
         let Some(broker) = &self.broker else {
             return;
         };
         let pools = (0..self.pools.len()).filter(|pool| self.pools[*pool].is_needed());
-        // That of held tasks is numbered behind those of the pools.
+        // Those of held tasks are numbered after those of the pools.
         let held = self.is_holding().then_some(self.pools.len());
         for number in pools.chain(held) {
             let consume = Consume {
@@ -368,7 +369,7 @@ impl Supervisor {
         }
     }
 
-    /// When the figures are to be told, if they have changed. A new state is told at once.
+    /// Returns when to report changed figures. A new state is reported at once.
     pub(super) fn next_report(&self) -> Option<Instant> {
         let is_told = matches!(self.phase, Phase::Serving | Phase::Draining { .. });
         let figures = self.figures();
@@ -418,8 +419,8 @@ impl Supervisor {
         }
     }
 
-    /// Asks for the broker's state: at the start, so that one that can't be had is told of at once; and
-    /// to know whether a burst is over.
+    /// Asks for the broker's state: at the start, so that an unreachable one is logged at once; and to know
+    /// whether a burst is over.
     pub(super) fn ask_status(&mut self) {
         let Some(broker) = &self.broker else {
             return;
@@ -468,7 +469,7 @@ impl Supervisor {
         self.broker.as_ref().map_or("", |broker| &broker.shown)
     }
 
-    /// The broker has been heard, for the first time or again.
+    /// Notes an answer of the broker, the first one or a later one.
     fn broker_answers(&mut self) {
         if self.phase != Phase::Serving {
             return;
@@ -506,7 +507,7 @@ impl Supervisor {
         }
     }
 
-    /// When to ask again for a broker that is not there: that it is not is said each minute.
+    /// Returns when to query an unreachable broker again: that it is unreachable is logged each minute.
     pub(super) fn next_look(&self) -> Option<Instant> {
         (self.phase == Phase::Serving).then(|| self.contact.ask_from())?
     }
@@ -521,7 +522,7 @@ impl Supervisor {
         self.has_nothing() && self.settlements.is_empty() && self.inbox.unconfirmed() == 0
     }
 
-    /// When a burst is to ask the broker again.
+    /// Returns when a burst must ask the broker again.
     pub(super) fn next_question(&self) -> Option<Instant> {
         let may_ask = self.config.burst && !self.burst.asked && self.is_staffed();
         (may_ask && self.phase == Phase::Serving && self.is_idle()).then_some(self.burst.ask_from)
@@ -534,7 +535,7 @@ impl Supervisor {
     }
 }
 
-/// How a worker ends whose broker can't be used.
+/// Maps a driver error to the end of a worker whose broker can't be used.
 fn end_of(error: &DriverError) -> End {
     match error.kind {
         ErrorKind::NotOffered(_) => End::NotOffered,
@@ -547,8 +548,8 @@ fn end_of(error: &DriverError) -> End {
 mod tests {
     use super::*;
 
-    /// The queue of a burst may be empty while its jobs are on their way to the worker, whose goodbye would
-    /// put them back.
+    /// The queue of a burst may be empty while its jobs are on their way to the worker, whose goodbye would put
+    /// them back.
     #[test]
     fn a_broker_that_is_missing_is_told_of_each_minute_and_when_it_is_there() {
         let start = Instant::now();
@@ -559,7 +560,7 @@ mod tests {
         assert_eq!(contact.ask_from(), None, "one question at a time");
         contact.is_asked = false;
         assert_eq!(contact.still_missing(at(5)), Some(Duration::from_secs(5)));
-        // The answer to the next question is late by as long again: a minute later.
+        // The answer to the next query is as late again: a minute later.
         assert_eq!(contact.ask_from(), Some(at(60)));
         assert_eq!(contact.still_missing(at(65)), Some(Duration::from_secs(65)));
         assert_eq!(contact.came(at(70)), Some(Came::First));

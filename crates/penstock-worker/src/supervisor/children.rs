@@ -1,4 +1,4 @@
-//! The processes: one zygote, the children of all pools, what they say and how they die.
+//! Manages the processes: one zygote, the children of all pools, their messages and their deaths.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -27,14 +27,14 @@ use crate::page::RingReader;
 use crate::policy::PacketEnd;
 use crate::zygote::{self, Fork, Loaded, Said, Zygote};
 
-/// Zygotes that were lost in a row before any job had ended: with the next the worker gives up.
+/// Number of consecutive zygotes lost before any job ended after which the worker gives up.
 const ZYGOTES_LOST: u32 = 5;
 
-/// After the system had no room for a zygote.
+/// Pause after the system had no room for a zygote.
 const ZYGOTE_PAUSE: Duration = Duration::from_millis(500);
 
 pub(super) enum Life {
-    /// To be forked, not before this.
+    /// To be forked, but not before this time.
     Wanted {
         from: Instant,
     },
@@ -42,42 +42,42 @@ pub(super) enum Life {
     Alive {
         pid: i32,
     },
-    /// Ended when it was told to; no other follows.
+    /// Exited when asked to; no other follows.
     Gone,
-    /// Nobody's number, for the successor of another.
+    /// Unused number, for the successor of another child.
     Spare,
 }
 
 pub(super) struct Child {
     pub(super) pool: usize,
     pub(super) life: Life,
-    /// How many slots it was forked with.
+    /// Number of slots that it was forked with.
     pub(super) slots: u32,
-    /// How many of them can take jobs.
+    /// Number of its slots that can take jobs.
     pub(super) serving: u32,
     reply: Option<UnixStream>,
     ring: RingReader,
     incoming: BytesMut,
-    /// Children in a row that died without having ended a job.
+    /// Number of consecutive children that died without ending a job.
     pub(super) failures: u32,
     /// Number of jobs that have ended in it.
     pub(super) jobs: u64,
     pub(super) begun_at: Instant,
-    /// When it is to be replaced for its age.
+    /// Time at which to replace it because of its age.
     pub(super) old_at: Option<Instant>,
     pub(super) closing: Option<Closing>,
     /// Whether it waits for its turn to be replaced.
     pub(super) is_due: bool,
     pub(super) memory: ChildMemory,
-    /// The task of the job that it was for, if it was for one, which has ended.
+    /// Task of the single job that it was for, which has ended; `None` for other children.
     pub(super) ran: Option<String>,
-    /// This worker has killed it.
+    /// Whether this worker has killed it.
     pub(super) is_killed: bool,
     /// Whether it was for one job, which has ended.
     is_spent: bool,
-    /// This supervisor has had it killed for what it ran.
+    /// Whether this supervisor had it killed because of a job in it.
     is_ended: bool,
-    /// People were told that it has a slot which is lost.
+    /// Whether its lost slot was already logged.
     is_told_lost: bool,
 }
 
@@ -117,7 +117,7 @@ impl Child {
         }
     }
 
-    /// Whether people were not told yet that it has a slot which is lost; from here on they were.
+    /// Whether its lost slot was not logged yet; from now on it counts as logged.
     pub(super) fn is_told_lost(&mut self) -> bool {
         !replace(&mut self.is_told_lost, true)
     }
@@ -218,14 +218,14 @@ impl Supervisor {
         }
     }
 
-    /// Ends the zygote and all children at once, and settles what they ran.
+    /// Kills the zygote and all children at once, and settles their jobs.
     pub(super) fn lose_zygote(&mut self, now: Instant) {
         let Some(zygote) = self.zygote.take() else {
             return;
         };
         self.ignore(&zygote);
         let how = zygote.end();
-        // Its children die with it. What they have started comes here, with nobody else left to end it.
+        // Its children die with it. This process adopts the processes that they started, and must end them.
         self.orphans.kill();
         if self.end != End::App && matches!(self.phase, Phase::Loading | Phase::Serving) {
             self.zygotes_lost += 1;
@@ -246,7 +246,7 @@ impl Supervisor {
         self.recycling.forget();
         self.is_unfit |= self.has_been_resized;
         self.evicted.clear();
-        // All are dead: what was not begun is as good as new, and what was has crashed.
+        // All are dead. Jobs that had not begun are unaffected, and those that had have crashed.
         for place in self.outstanding.all_places() {
             for job in self.take_lost(place) {
                 self.settle_lost(job, Some(Blame::Guilty), &reason);
@@ -259,8 +259,8 @@ impl Supervisor {
         self.forget_substitutes();
     }
 
-    /// Any packet that nobody has claimed may have died with a child, between pulling and claiming. Taken
-    /// back and sent again it can't be lost, and it can't run twice either.
+    /// Takes back packets that no child has claimed: one may have died with a child between pulling and
+    /// claiming. Taken back and sent again, it can't be lost, and can't run twice either.
     pub(super) fn take_back_unclaimed(&mut self) {
         for place in self.outstanding.places_of(None) {
             self.take_back(place, PacketEnd::TakenBack);
@@ -272,7 +272,7 @@ impl Supervisor {
             self.begin_serving(&loaded, now);
         }
         self.memory.forget();
-        // The code on disk may be another than that which an earlier zygote has loaded.
+        // The code on disk may differ from the code that an earlier zygote loaded.
         self.app = loaded.app;
         self.assign(&loaded.tasks);
     }
@@ -314,7 +314,7 @@ impl Supervisor {
         self.contact = Contact::missing_from(now);
         self.place.clone_from(&loaded.place);
         let mut queues = loaded.queues.clone();
-        // Without -Q a worker takes what its own tasks are sent to and leaves the rest to others: two apps may
+        // Without -Q, a worker serves the queues of its own tasks and leaves the rest to others: two apps may
         // share a broker.
         if queues.is_empty() {
             queues.push("default".to_owned());
@@ -330,7 +330,7 @@ impl Supervisor {
         self.ask_status();
     }
 
-    /// Says to the broker which schedules the app has; once, at the worker's start.
+    /// Sends the app's declared schedules to the broker, once, at the worker's start.
     fn declare_schedules(&self, declared: &[String]) {
         let Some(broker) = &self.broker else {
             return;
@@ -340,7 +340,7 @@ impl Supervisor {
             .filter_map(|text| penstock_wire::op_of_hex(text));
         let (names, txs): (Vec<_>, Vec<_>) = ops
             .filter_map(|op| match &op {
-                // Each by itself: one that is refused does not take the others with it.
+                // Each is sent separately, so that a refused one does not affect the others.
                 Op::Schedule { schedule, .. } => Some((schedule.clone(), Tx::from(vec![op]))),
                 _ => None,
             })
@@ -364,7 +364,7 @@ impl Supervisor {
         broker.driver.settle(txs, None, Box::new(told));
     }
 
-    /// When the next child is to be forked.
+    /// Returns when to fork the next child.
     pub(super) fn next_fork(&self) -> Option<Instant> {
         // One at a time: the zygote does no more.
         let may_fork = self.phase == Phase::Serving && self.zygote.is_some();
@@ -391,12 +391,12 @@ impl Supervisor {
         let Some((number, _)) = due else {
             return;
         };
-        // Before it is asked for: a child of a moment has told its first outcome by the next line of this process.
+        // Noted before the request: a short-lived child may report its first outcome before the next line runs.
         let ring = self.outstanding.pages.fresh_ring(number as u32);
         let ours = match self.ask_for_fork(number) {
             Ok(ours) => ours,
             Err(error) => {
-                // A zygote that is dead tells so in a moment by its closed socket.
+                // A dead zygote is noticed by its closed socket in a moment.
                 self.children[number].life = Life::Wanted { from: now + TICK };
                 if error.kind() != io::ErrorKind::BrokenPipe {
                     self.tell_of_shortage(now, "start another process", &error);
@@ -415,11 +415,11 @@ impl Supervisor {
         self.forking = Some((number as u32, now));
     }
 
-    /// Returns the socket of the child to be.
+    /// Returns the socket of the next child.
     fn ask_for_fork(&mut self, number: usize) -> io::Result<UnixStream> {
         let (ours, theirs) = UnixStream::pair()?;
         ours.set_nonblocking(true)?;
-        // Listened to first: a child that nobody hears must not be.
+        // Registered first: a child must never run without the supervisor listening to it.
         self.listen(&ours, Token(FIRST_CHILD + number), Interest::READABLE)?;
         let pool = self.children[number].pool;
         let config = self.pools[pool].config;
@@ -453,7 +453,7 @@ impl Supervisor {
         pool.child_came(child.slots);
         self.is_unfit |= self.has_been_resized;
         if child.is_spent {
-            // It was faster than the news of it.
+            // The child was faster than the message about it.
             self.retire(number);
         }
     }
@@ -489,7 +489,7 @@ impl Supervisor {
         self.forget_evicted(number);
         let child = &mut self.children[number as usize];
         self.pools[child.pool].child_went(take(&mut child.serving));
-        // One that was for one job has pulled no other.
+        // A child for one job has pulled no other.
         if !self.children[number as usize].is_spent {
             self.take_back_unclaimed();
         }
@@ -507,7 +507,7 @@ impl Supervisor {
         }
         let child = &mut self.children[number as usize];
         child.failures = match child.jobs {
-            // What it ran has taken its time.
+            // The job in it has exceeded its time.
             0 if !child.is_ended => child.failures + 1,
             _ => 0,
         };
@@ -523,7 +523,7 @@ impl Supervisor {
         }
     }
 
-    /// Kills a child for what it runs: of that, only those are to blame that were condemned.
+    /// Kills a child because of a job in it. Only the condemned jobs are to blame.
     pub(super) fn end_child(&mut self, number: u32) {
         let child = &mut self.children[number as usize];
         child.is_ended = true;
@@ -532,8 +532,8 @@ impl Supervisor {
         }
     }
 
-    /// Settles what a dead child leaves: its outcomes count, what it had not begun is as good as new, and each job that it
-    /// ran is judged. Says how many these are.
+    /// Settles the jobs of a dead child: its outcomes count, jobs that had not begun are unaffected, and each
+    /// running job is judged. Returns how many were running.
     fn bury(&mut self, number: u32, death: &Death) -> usize {
         self.close_accounts(number);
         let places = self.outstanding.places_of(Some(number));
@@ -562,7 +562,7 @@ impl Supervisor {
         let reason = reason.as_str();
         let (mut spared, mut suspects) = (0, BTreeSet::new());
         for (place, delivery) in begun {
-            // The others in a process that was killed for one are innocent.
+            // In a process that was killed because of one job, the others are innocent.
             let is_named = match death.is_innocent {
                 true => Some(false),
                 false => guilty.map(|guilty| guilty == place),
@@ -603,7 +603,7 @@ impl Supervisor {
         jobs
     }
 
-    /// Reads the last outcomes of a child that is dead.
+    /// Reads the last outcomes of a dead child.
     fn close_accounts(&mut self, number: u32) {
         self.collect(number);
         if let Some(reply) = self.children[number as usize].reply.take() {
@@ -611,7 +611,7 @@ impl Supervisor {
         }
     }
 
-    /// Takes the jobs that a dead child had begun; what it had not begun waits again.
+    /// Removes the jobs that a dead child had begun; the others wait again.
     fn take_lost(&mut self, place: usize) -> Vec<Delivery> {
         self.take_back(place, PacketEnd::TakenBack);
         self.forget_wait(place);
@@ -625,7 +625,7 @@ impl Supervisor {
         left.jobs
     }
 
-    /// The process that ran this job is no more.
+    /// Handles the loss of the process that ran this job.
     fn settle_lost(&mut self, delivery: Delivery, blame: Option<Blame>, reason: &str) {
         let job = delivery.message.id;
         let task = &delivery.message.task;
@@ -649,8 +649,8 @@ impl Supervisor {
         self.settlements.add(delivery, outcome);
     }
 
-    /// Reads a child's outcomes: what is on its socket first, then its ring, since a bell follows what it
-    /// rings for.
+    /// Reads a child's outcomes. Reads its socket first and then its ring, because a bell follows the outcomes
+    /// that it announces.
     pub(super) fn collect(&mut self, number: u32) {
         let Some(child) = self.children.get_mut(number as usize) else {
             return;
@@ -682,7 +682,7 @@ impl Supervisor {
         }
     }
 
-    /// Settles by the frames in `bytes`, all of them whole. Gives how many bytes made sense.
+    /// Settles jobs by the frames in `bytes`, all of them whole. Returns how many bytes were valid.
     fn take_outcomes(&mut self, number: u32, bytes: &Bytes) -> Option<usize> {
         let mut reader = Reader(bytes);
         while let Some(frame) = reader.frame().ok()? {
@@ -697,7 +697,7 @@ impl Supervisor {
         Some(bytes.len() - reader.0.len())
     }
 
-    /// A child tells the progress of a job. That of one that has ended is of no interest.
+    /// Handles the progress of a job. Ignores that of a job that has ended.
     fn hear_progress(&self, frame: &ProgressFrame<'_>) {
         let lease = self
             .outstanding
@@ -788,7 +788,7 @@ impl Supervisor {
         Some(())
     }
 
-    /// Notes that the job of a child of single use has ended: the child takes no other, and is to go.
+    /// Notes that the job of a single-use child has ended: the child takes no other, and must exit.
     fn spend(&mut self, number: u32) {
         let child = &mut self.children[number as usize];
         if !std::mem::replace(&mut child.is_spent, true) {
@@ -809,7 +809,7 @@ impl Supervisor {
         self.leaving.front().map(|(until, ..)| *until)
     }
 
-    /// Kills children of single use that have not gone in time: their next jobs wait for that.
+    /// Kills single-use children that did not exit in time, because their next jobs wait for that.
     pub(super) fn kill_overdue(&mut self, now: Instant) {
         while let Some((until, number, pid)) = self.leaving.front().copied()
             && until <= now
@@ -828,7 +828,7 @@ impl Supervisor {
         }
     }
 
-    /// A child has lost slots, or has them again.
+    /// Notes that a child has lost slots, or has them again.
     fn child_serves(&mut self, number: u32, slots: u32) {
         let child = &mut self.children[number as usize];
         if child.closing.is_some() {
@@ -838,14 +838,15 @@ impl Supervisor {
             return;
         }
         let pool = &mut self.pools[child.pool];
-        // Believed as far as it can be true.
+        // Believed only as far as it can be true.
         let slots = slots.min(child.slots);
         if matches!(child.life, Life::Alive { .. }) && !child.is_spent {
             pool.child_changed(child.serving, slots);
             child.serving = slots;
         }
         match slots {
-            // One that has closed by itself may have pulled a packet that it did not claim, and begins none that it did.
+            // A child that has closed on its own may have pulled a packet without claiming it, and begins no
+            // jobs that it did claim.
             0 => {
                 self.take_back_unclaimed();
                 self.take_back_unbegun(number);
@@ -854,7 +855,7 @@ impl Supervisor {
         }
     }
 
-    /// A child that has damaged its outcomes is not to be trusted with more.
+    /// Kills a child that has damaged its outcomes: it can't be trusted.
     fn kill_child(&mut self, number: u32) {
         let child = &self.children[number as usize];
         if let Life::Alive { pid } = child.life {
@@ -867,18 +868,17 @@ impl Supervisor {
         }
     }
 
-    /// Kills a child, for a reason that is told elsewhere.
+    /// Kills a child, for a reason that is logged elsewhere.
     pub(super) fn kill(&mut self, number: u32) {
         self.children[number as usize].is_killed = true;
         if let Some(zygote) = &mut self.zygote {
-            // A zygote that can't be told is dead, and its children with it.
+            // A zygote that can't be reached is dead, and its children with it.
             let _ = zygote.kill_child(number);
         }
     }
 }
 
-/// Warns of queues that were given with -Q and that no task names: a name may be mistyped. Calls may still send jobs
-/// there.
+/// Warns of -Q queues that no task names, since a name may be mistyped. Calls may still send jobs there.
 fn warn_of_unnamed(given: &[String], named: &[String]) {
     let unnamed: Vec<_> = given
         .iter()
@@ -898,9 +898,9 @@ fn warn_of_unnamed(given: &[String], named: &[String]) {
     }
 }
 
-/// Deaths in a row of children of one number, none of which had ended a job: from the third on they are
-/// replaced after a tenth of a second. Where no job is to blame, which would be given up in time, each pause
-/// is twice as long as the one before, up to 5 s.
+/// Number of consecutive deaths of children with one number, none of which had ended a job. From the third on,
+/// they are replaced after a tenth of a second. If no job is to blame, which would be given up in time, each
+/// pause doubles, up to 5 s.
 fn pause_before_fork(failures: u32, ran_a_job: bool) -> Duration {
     match failures {
         0..3 => Duration::ZERO,
@@ -909,7 +909,7 @@ fn pause_before_fork(failures: u32, ran_a_job: bool) -> Duration {
     }
 }
 
-/// Reads until nothing more is there. A closed socket is no news: deaths are told by the zygote.
+/// Reads until there is nothing more. Ignores a closed socket: the zygote reports deaths.
 fn read_all(socket: &UnixStream, chunk: &mut [u8], into: &mut BytesMut) {
     loop {
         match recv(socket, &mut *chunk, RecvFlags::empty()) {
@@ -925,7 +925,7 @@ fn read_all(socket: &UnixStream, chunk: &mut [u8], into: &mut BytesMut) {
     }
 }
 
-/// How many of the first bytes are whole frames; `None`: they are none.
+/// Returns how many of the first bytes are whole frames; `None` if they are invalid.
 fn whole_frames(bytes: &[u8]) -> Option<usize> {
     let mut reader = Reader(bytes);
     while reader.frame().ok()?.is_some() {}

@@ -1,11 +1,12 @@
-//! The memory of the processes: what each has of its own, what a task's jobs usually need at most, and which deaths were for a
-//! lack of it.
+//! Tracks the memory of the processes: each one's own memory, the usual peaks of tasks, and deaths for lack of
+//! memory.
 //!
-//! The *own* memory of a child is what it has beyond the zygote's at the fork: what its jobs have left there, or use now. Pages that it
-//! shares with the zygote and then writes to are copied, and not counted: they are bounded by the size of the app.
+//! The *own* memory of a child is its memory beyond the zygote's at the fork, used or left behind by its jobs.
+//! Pages that it shares with the zygote and then writes to are copied, but don't count: the size of the app
+//! bounds them.
 //!
-//! The *usual peak* of a task is learnt from processes that run one job at a time, whose peak is the job's. In a process
-//! with threads or an event loop nobody can say which of the jobs has what.
+//! The *usual peak* of a task is learnt from processes that run one job at a time, whose peak is the job's. In
+//! a process with threads or an event loop, memory can't be attributed to a job.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -18,13 +19,13 @@ use crate::memory::{Figures, Host, Kills, Room, forget_peak, in_words};
 use crate::zygote::{Zygote, describe_status, is_kill};
 
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Time that a look takes for a child, at most; looks take a hundredth of the time.
+/// Maximum interval between checks of a child; checks take a hundredth of the time.
 const LOOK_AT_CHILD: Duration = Duration::from_micros(20);
 
-/// Memory of its own for which a child that waits for a job is woken.
+/// Amount of own memory for which an idle child is woken.
 const WORTH_TRIMMING: u64 = 16 << 20;
 
-/// Share of a container's memory that a worker uses which was told no limit.
+/// Default share of a container's memory that a worker uses.
 const USUAL_PERCENT: u64 = 90;
 
 /// Memory of a child.
@@ -32,9 +33,9 @@ const USUAL_PERCENT: u64 = 90;
 pub(super) struct ChildMemory {
     /// Figures of the zygote at the fork.
     base: Figures,
-    /// Of its own, when it was looked at last.
+    /// Own memory at the last check.
     pub(super) own: u64,
-    /// It was told to give freed memory back, since it has more than it may.
+    /// Whether it was asked to give freed memory back, because it has more than it may.
     is_trimmed: bool,
 }
 
@@ -44,7 +45,7 @@ impl ChildMemory {
     }
 }
 
-/// A job that runs alone in its process.
+/// Job that runs alone in its process.
 #[derive(Clone, Copy, Debug)]
 struct Measured {
     child: u32,
@@ -52,14 +53,14 @@ struct Measured {
     at_begin: Figures,
 }
 
-/// How a process ended.
+/// End of a process.
 #[derive(Clone, Debug)]
 pub(super) struct Death {
     pub(super) reason: String,
     pub(super) is_for_memory: bool,
     /// Another process had far more memory, and the kernel killed this one as well.
     pub(super) is_innocent: bool,
-    /// The most memory of its own.
+    /// Maximum of its own memory.
     own_peak: u64,
 }
 
@@ -82,18 +83,19 @@ pub(super) struct Peaks {
 
 #[derive(Debug, Default)]
 struct Peak {
-    /// How many of its jobs might have been measured.
+    /// Number of its jobs that could have been measured.
     jobs: u64,
     last: VecDeque<u64>,
     usual: u64,
 }
 
 impl Peaks {
-    /// The first so many jobs of a task are measured, and later ones now and then; so many are remembered.
+    /// Number of a task's first jobs that are all measured; later ones are sampled. Also the number of peaks
+    /// remembered.
     const MEMORY: usize = 20;
     const EACH: u64 = 50;
 
-    /// A job of the task has begun: whether it is to be measured.
+    /// Notes that a job of the task has begun; returns whether to measure it.
     fn is_next(&mut self, task: &str) -> bool {
         let peak = self.of(task);
         peak.jobs += 1;
@@ -119,7 +121,7 @@ impl Peaks {
         peak.usual = sorted[(sorted.len() * 95).div_ceil(100) - 1];
     }
 
-    /// Bytes that jobs of this task need, but for one in twenty. `None`: none was measured.
+    /// Returns the bytes that suffice for 19 in 20 jobs of this task. `None`: none was measured.
     pub(super) fn usual(&self, task: &str) -> Option<u64> {
         let peak = self.by_task.get(task)?;
         (!peak.last.is_empty()).then_some(peak.usual)
@@ -132,14 +134,14 @@ pub(super) struct Memory {
     room: Option<Room>,
     kills: Kills,
     pub(super) look_at: Option<Instant>,
-    /// Figures of the zygote, which change little after it has loaded the app.
+    /// Figures of the zygote, which change little once it has loaded the app.
     zygote: Option<(Instant, Figures)>,
-    /// Of the supervisor and the zygote.
+    /// Memory of the supervisor and the zygote.
     pub(super) base: u64,
     pub(super) peaks: Peaks,
-    /// When the kernel last killed a child for memory, and what that had.
+    /// Time at which the kernel last killed a child for memory, with that child's memory.
     killed: Option<(Instant, u64)>,
-    /// By place; `None`: not to be measured.
+    /// Measured jobs, by place; `None`: not to be measured.
     measured: BTreeMap<usize, Option<Measured>>,
 }
 
@@ -161,7 +163,7 @@ impl Memory {
         }
     }
 
-    /// Bytes that the worker may use; `None`: any.
+    /// Bytes that the worker may use; `None`: no limit.
     pub(super) fn limit(&self) -> Option<u64> {
         let share = |percent| self.room.map(|room| room.bytes / 100 * percent);
         match self.config.limit {
@@ -179,7 +181,7 @@ impl Memory {
         self.kills.look(self.host.kills());
     }
 
-    /// Something begins: from now on there is something to look at.
+    /// Notes that a job begins: from now on memory must be checked.
     pub(super) fn begin(&mut self, now: Instant) {
         if self.look_at.is_none() {
             self.kills.begin(self.host.kills());
@@ -198,12 +200,12 @@ impl Memory {
         figures
     }
 
-    /// What was at this place did not begin.
+    /// Forgets the job at this place, which did not begin.
     pub(super) fn forget_place(&mut self, place: usize) {
         self.measured.remove(&place);
     }
 
-    /// Another zygote has loaded the app.
+    /// Starts over with another zygote.
     pub(super) fn forget(&mut self) {
         self.zygote = None;
         self.measured.clear();
@@ -237,7 +239,7 @@ impl Supervisor {
         }
     }
 
-    /// Looks at the memory of all processes.
+    /// Checks the memory of all processes.
     pub(super) fn look_at_memory(&mut self, now: Instant) {
         self.memory.look_at_kills();
         let mut any_trims = false;
@@ -273,8 +275,8 @@ impl Supervisor {
         self.memory.base = both.map(|figures| figures.anonymous).sum();
     }
 
-    /// Has a child give freed memory back if it has more of its own than it may, and replaced if it has still more then. Says
-    /// whether it is to be looked at again.
+    /// Asks a child with too much own memory to give freed memory back, and has it replaced if it then still
+    /// has too much. Returns whether to check it again.
     fn hold_to_its_memory(&mut self, number: u32) -> bool {
         let Some(most) = self.memory.config.max_per_child else {
             return false;
@@ -302,7 +304,7 @@ impl Supervisor {
         true
     }
 
-    /// Has children that wait for a job give back what they have freed.
+    /// Makes idle children give back freed memory.
     pub(super) fn trim_idle(&mut self) {
         for number in 0..self.children.len() as u32 {
             let child = &self.children[number as usize];
@@ -317,7 +319,7 @@ impl Supervisor {
         }
     }
 
-    /// Begins to measure jobs that have begun, alone in a process that runs others too.
+    /// Starts to measure jobs that run alone at the moment, in a process that runs others too.
     pub(super) fn measure_begun(&mut self, pool: usize) {
         if self.pools[pool].config.slots > 1 || self.pools[pool].is_single_use() {
             return;
@@ -337,7 +339,7 @@ impl Supervisor {
                 true => {
                     forget_peak(pid);
                     Figures::of(pid).map(|mut at_begin| {
-                        // It has run for some milliseconds, in which it may have taken much.
+                        // It has run for some milliseconds, in which it may have allocated much.
                         let memory = self.children[owner as usize].memory;
                         at_begin.anonymous =
                             at_begin.anonymous.min(memory.base.anonymous + memory.own);
@@ -354,7 +356,7 @@ impl Supervisor {
         }
     }
 
-    /// The packet at this place has ended, and with it its last job.
+    /// Notes that the packet at this place has ended, and with it its last job.
     pub(super) fn measure_ended(&mut self, place: usize, task: &str) {
         let Some(Some(measured)) = self.memory.measured.remove(&place) else {
             return;
@@ -403,8 +405,9 @@ impl Supervisor {
         }
     }
 
-    /// The kernel kills the largest process first. While that dies, which takes longer the larger it is, another process that
-    /// asks for memory can make it kill one more.
+    /// Whether the kernel may have killed this process as well. It kills the largest process first. While that
+    /// one dies, which takes longer the larger it is, another process that allocates memory can make the kernel
+    /// kill one more.
     fn had_far_less_than_another(&self, number: u32, own_peak: u64) -> bool {
         let is_far_more = |own: u64| own >= own_peak.saturating_mul(2);
         let killed = self.memory.killed;
@@ -422,21 +425,21 @@ impl Supervisor {
                         .saturating_sub(child.memory.base.anonymous);
                     is_far_more(own) && own > 0
                 }
-                // It is dying, and how much it had is told with its end.
+                // It is dying, and its exit will report its memory.
                 None => is_small,
             },
             _ => false,
         })
     }
 
-    /// Completes the reason of a death by what is known of the one job that ran in the process, and learns from it.
+    /// Adds to the reason of a death what is known about the single job in the process, and learns from it.
     pub(super) fn learn_from_death(&mut self, death: &Death, place: usize, task: &str) -> String {
         let measured = self.memory.measured.remove(&place).flatten();
         if !death.is_for_memory {
             return death.reason.clone();
         }
         let usual = self.memory.peaks.usual(task);
-        // The peak was forgotten when the job began, and what the process had by then is not the job's.
+        // The peak was reset when the job began, and the process's memory by then is not the job's.
         let before = measured.map_or(0, |measured| {
             let child = &self.children[measured.child as usize];
             let own = measured.at_begin.anonymous;
@@ -456,7 +459,7 @@ impl Supervisor {
         }
     }
 
-    /// A process for a single job has ended in order: its peak was the job's.
+    /// Notes a single-job process that exited normally: its peak was the job's.
     pub(super) fn learn_from_end(&mut self, number: u32, death: &Death) {
         if let Some(task) = self.children[number as usize].ran.take() {
             self.memory.peaks.add(&task, death.own_peak);

@@ -1,4 +1,4 @@
-//! The pools: slots of one kind each, with what is decided and counted for them alone.
+//! Keeps the pools: slots of one kind each, with their own decisions and counts.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -10,27 +10,28 @@ use crate::config::{PoolConfig, SlotKind};
 use crate::policy::Policy;
 use crate::zygote::LoadedTask;
 
-/// A pool and its part beside the others.
+/// Pool and its relation to the others.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Layout {
     pub(super) config: PoolConfig,
-    /// The pool that runs those of its jobs which must not have others in their process.
+    /// Pool for those of its jobs that must not share a process.
     alone: Option<usize>,
     /// Whether it is such a pool.
     is_alone: bool,
 }
 
-/// Processes that are forked ahead of the jobs of isolated slots: a job that comes waits for no fork. Each takes its page
-/// tables and little more. With more of them a burst would wait less, but nothing would run sooner.
+/// Number of processes forked ahead of the jobs of isolated slots, so that a job need not wait for a fork. Each
+/// takes its page tables and little more. With more of them a burst would wait less, but no job would run
+/// sooner.
 const MOST_AHEAD: u32 = 4;
 
 impl Layout {
-    /// How many processes it has at most.
+    /// Returns its maximum number of processes.
     pub(super) fn children(&self) -> u32 {
         self.config.children()
     }
 
-    /// See [`Pool::lends_children`].
+    /// Whether its children's numbers may be lent: see [`Pool::lends_children`].
     pub(super) fn lends_children(&self) -> bool {
         let kinds = [SlotKind::Process, SlotKind::Isolated];
         self.is_alone || kinds.contains(&self.config.kind)
@@ -38,7 +39,7 @@ impl Layout {
 }
 
 impl PoolConfig {
-    /// How many processes there are at most.
+    /// Returns the maximum number of processes in all.
     pub(super) fn children(self) -> u32 {
         let ahead = match self.kind {
             SlotKind::Isolated => self.processes.min(MOST_AHEAD),
@@ -48,8 +49,8 @@ impl PoolConfig {
     }
 }
 
-/// Adds a pool for jobs that run alone to each whose processes can have several slots: its slots are of the same kind, so that
-/// tasks find there what their hooks prepare.
+/// Adds a pool for jobs that run alone to each pool whose processes can have several slots. Its slots are of
+/// the same kind, so that tasks find what their hooks prepare.
 pub(super) fn lay_out(pools: &[PoolConfig]) -> Vec<Layout> {
     let plain = |config| Layout {
         config,
@@ -81,29 +82,30 @@ pub(super) struct Pool {
     pub(super) alone: Option<usize>,
     pub(super) is_alone: bool,
     pub(super) policy: Policy<Delivery>,
-    /// Where its children pull packets; kept for later zygotes.
+    /// Socket from which its children pull packets; kept for later zygotes.
     socket: OwnedFd,
-    /// The tasks whose jobs run here.
+    /// Tasks whose jobs run here.
     tasks: Vec<String>,
-    /// These, until the broker is told.
+    /// New tasks, until the broker learns of them.
     pub(super) unsubscribed: Option<Vec<String>>,
     alive: usize,
-    /// How many of these are replaced by others, or about to be.
+    /// Number of these that are replaced by others, or about to be.
     pub(super) extra: usize,
-    /// Packets that closing processes have begun and not ended: each is in a slot that takes no other.
+    /// Number of packets that closing processes have begun and not ended: each holds a slot that takes no
+    /// other.
     closing: usize,
-    /// Slots of its children that can take jobs.
+    /// Number of its children's slots that can take jobs.
     slots: usize,
-    /// Children that have some.
+    /// Number of children with such slots.
     serving: usize,
-    /// Whether it may have more slots still than it is to have.
+    /// Whether it may still have more slots than it should.
     pub(super) is_resizing: bool,
     pub(super) lending: Lending,
-    /// Jobs that keep all of its slots, as the broker was told.
+    /// Jobs that hold all its slots, as reported to the broker.
     pub(super) told_held: Vec<MessageId>,
 }
 
-/// The pool of each child, in the order of the children's numbers.
+/// Pool of each child, by the child's number.
 pub(super) fn of_children(pools: &[Layout]) -> impl Iterator<Item = usize> {
     let pools = pools.iter().enumerate();
     pools.flat_map(|(number, pool)| (0..pool.children()).map(move |_| number))
@@ -139,14 +141,14 @@ impl Pool {
         pool
     }
 
-    /// Whether each process runs one job, and ends with it.
+    /// Whether each process runs one job, and exits with it.
     pub(super) fn is_single_use(&self) -> bool {
         self.is_alone || self.config.kind == SlotKind::Isolated
     }
 
-    /// Whether another process is to be forked.
+    /// Whether to fork another process.
     pub(super) fn wants_process(&self) -> bool {
-        // Jobs may be left of a task that the code no longer has.
+        // Jobs may remain of a task that the code no longer has.
         let is_wanted = match self.is_single_use() {
             true => self.policy.out() > self.serving || self.forks_ahead(),
             false => self.is_needed(),
@@ -155,7 +157,8 @@ impl Pool {
         is_wanted && self.alive < most + self.extra
     }
 
-    /// Whether processes wait here for jobs to come. One for a job that must run alone is forked for it: such jobs are rare.
+    /// Whether processes wait here for jobs. A job that must run alone gets a process forked for it, since such
+    /// jobs are rare.
     fn forks_ahead(&self) -> bool {
         self.is_needed() && !self.is_alone
     }
@@ -168,12 +171,13 @@ impl Pool {
         self.socket.as_fd()
     }
 
-    /// Whether any task's jobs come here from the broker. A pool without has no processes, unless its jobs come from another.
+    /// Whether any task's jobs come here from the broker. A pool without them has no processes, unless it gets
+    /// jobs from another pool.
     pub(super) fn is_needed(&self) -> bool {
         !self.tasks.is_empty()
     }
 
-    /// How many packets may be claimed: of those that wait for a process of their own, any number.
+    /// Returns how many packets may be claimed. Unlimited for those that wait for their own process.
     pub(super) fn slots_or_more(&self) -> usize {
         match self.is_single_use() {
             true => usize::MAX,
@@ -181,8 +185,8 @@ impl Pool {
         }
     }
 
-    /// How many jobs can run at once, those in closing processes among them. Those that are parked run in none, and a process
-    /// that has one is as good as free: another is forked in its place when there is a job for it.
+    /// Returns how many jobs can run at once, including those in closing processes. A parked job does not run,
+    /// and its process counts as free: another is forked for the next job.
     fn capacity(&self) -> usize {
         let slots = match self.lends_processes() {
             true => (self.slots + self.lending.parked).min(self.wanted()),
@@ -191,12 +195,12 @@ impl Pool {
         slots + self.closing - self.lending.closing
     }
 
-    /// How many slots there are to be.
+    /// Returns how many slots there should be.
     fn wanted(&self) -> usize {
         self.config.processes as usize * self.config.slots as usize
     }
 
-    /// Whether each of its jobs has a process of its own, so that another process is needed for each that is parked.
+    /// Whether each of its jobs has its own process, so that each parked one needs another process.
     pub(super) fn lends_children(&self) -> bool {
         self.config.kind == SlotKind::Process || self.is_single_use()
     }
@@ -206,7 +210,7 @@ impl Pool {
         self.config.kind == SlotKind::Process && !self.is_single_use()
     }
 
-    /// How many processes are there beyond those that there are to be, now that parked jobs have gone on.
+    /// Returns how many processes there are beyond the normal number, once parked jobs have continued.
     pub(super) fn spare(&self) -> usize {
         match self.lends_processes() {
             true => self.slots.saturating_sub(self.wanted()),
@@ -214,7 +218,8 @@ impl Pool {
         }
     }
 
-    /// Whether packets wait for a process that only a fork brings. `coming`: how many are forked already.
+    /// Whether packets wait for a process that only a fork provides. `coming` is the number already being
+    /// forked.
     pub(super) fn is_short(&self, coming: usize) -> bool {
         let slots = self.slots + coming;
         let active = self.policy.active() + self.lending.closing;
@@ -229,7 +234,7 @@ impl Pool {
         self.child_changed(0, slots);
     }
 
-    /// `serving`: how many of its slots could take jobs at last.
+    /// Notes the end of a process. `serving` is the number of its slots that could take jobs.
     pub(super) fn child_went(&mut self, serving: u32) {
         self.alive -= 1;
         self.child_changed(serving, 0);
@@ -249,7 +254,7 @@ impl Pool {
     }
 
     pub(super) fn count_slots(&mut self) {
-        // Slots of single use are as many as jobs may run at once, however many processes wait for these.
+        // Single-use slots are as many as jobs may run at once, however many processes wait for these.
         if self.is_single_use() {
             return;
         }
@@ -264,7 +269,7 @@ impl Pool {
         self.policy.set_spare(self.spare());
     }
 
-    /// How many slots have something to do. After a resize these may be more than there are to be.
+    /// Returns how many slots have work. After a resize these may be more than there should be.
     fn busy(&self) -> usize {
         match self.is_single_use() {
             true => self.policy.active(),
@@ -272,12 +277,12 @@ impl Pool {
         }
     }
 
-    /// A process takes no more jobs, and has so many packets to end.
+    /// Notes that a process takes no more jobs, and has this many packets to end.
     pub(super) fn closing_begun(&mut self, packets: usize) {
         self.closing += packets;
     }
 
-    /// So many of these have ended, or were lost.
+    /// Notes that this many of these have ended, or were lost.
     pub(super) fn closing_ended(&mut self, packets: usize) {
         self.closing -= packets;
         self.count_slots();
@@ -285,7 +290,7 @@ impl Pool {
 }
 
 impl Supervisor {
-    /// Each task goes to a pool, which the broker is told of with the next credit.
+    /// Assigns each task to a pool; the broker learns of it with the next credit.
     pub(super) fn assign(&mut self, tasks: &[LoadedTask]) {
         let mut tasks_of = vec![Vec::new(); self.pools.len()];
         let mut elsewhere = Vec::new();
@@ -331,7 +336,7 @@ impl Supervisor {
             if !tasks.is_empty() {
                 pool.unsubscribed = Some(tasks);
             } else if was_known {
-                // Another zygote has loaded other code: nothing more comes for these slots.
+                // Another zygote has loaded other code: no more jobs come for these slots.
                 self.withdraw(number);
             }
         }
@@ -341,7 +346,7 @@ impl Supervisor {
         self.pools.iter().all(|pool| pool.unsubscribed.is_none())
     }
 
-    /// Whether jobs that come can run. Processes of single use come when these do.
+    /// Whether incoming jobs can run. Single-use processes are forked when jobs come.
     pub(super) fn is_staffed(&self) -> bool {
         let has_lasting = |pool: &Pool| pool.is_needed() && !pool.is_single_use();
         self.alive > 0 || !self.pools.iter().any(has_lasting)
@@ -352,12 +357,12 @@ impl Supervisor {
         self.pools.iter().all(|pool| pool.policy.is_idle())
     }
 
-    /// How many slots have something to do.
+    /// Returns how many slots have work.
     pub(super) fn busy(&self) -> usize {
         self.pools.iter().map(Pool::busy).sum()
     }
 
-    /// Whether this pool may be sent a job now: of those that run alone, one runs at a time.
+    /// Whether this pool may be sent a job now: of jobs that run alone, only one runs at a time.
     pub(super) fn may_send(&self, number: usize) -> bool {
         if !self.pools[number].is_alone {
             return true;
@@ -365,13 +370,13 @@ impl Supervisor {
         let mut others = self.pools.iter().enumerate();
         others.all(|(other, pool)| {
             let is_other = pool.is_alone && other != number;
-            // Where both have some, they take turns.
+            // If both have jobs, they take turns.
             let goes_first = pool.policy.waiting() > 0 && self.last_alone == Some(number);
             !is_other || pool.policy.active() == 0 && !goes_first
         })
     }
 
-    /// How many slots there are when all processes run.
+    /// Returns how many slots there are when all processes run.
     pub(super) fn wanted_slots(&self) -> u32 {
         let slots = |pool: &Pool| match pool.is_alone {
             true => pool.policy.out() as u32,
