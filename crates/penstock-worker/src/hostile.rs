@@ -1,5 +1,4 @@
-//! For those who look for input that breaks the supervisor: a child that writes anything anywhere
-//! into the memory and the sockets that it shares.
+//! Fuzzes the supervisor: a child writes anything anywhere into the memory and the sockets that it shares.
 
 use std::collections::BTreeSet;
 use std::os::fd::AsFd;
@@ -11,15 +10,15 @@ use crate::outstanding::Outstanding;
 use crate::packet::{FailureView, Frame, Kind, OutcomeFrame, Reader};
 use crate::policy::{HandOut, PacketEnd, Policy};
 
-/// A child of two slots, and one of one slot in a pool of its own.
+/// Number of pools: one has a child of two slots, the other a child of one slot.
 const POOLS: usize = 2;
-/// One for each slot, and one more for each child.
+/// Number of places: one for each slot, and one more for each child.
 const PLACES: u32 = 5;
 const CHILDREN: u32 = 2;
-/// Pages for the claims, and for each child's ring.
+/// Size of the claims and of each child's ring.
 const SHARED_BYTES: u64 = (1 + CHILDREN as u64) * 64 * 1024;
 
-/// Nothing panics, and each job comes back once: ended, taken back, or charged to the child.
+/// Checks that nothing panics, and that each job comes back once: ended, taken back, or charged to the child.
 pub fn child_out_of_its_mind(data: &[u8]) {
     let mut data = ByteSource(data);
     let (mut out, _pull) =
@@ -51,9 +50,9 @@ pub fn child_out_of_its_mind(data: &[u8]) {
             }
             1 | 2 => {
                 let offset = match data.byte() {
-                    // A claim.
+                    // Writes to a claim.
                     Some(place) if place % 2 == 0 => 64 + u64::from(place / 2 % 8) * 64,
-                    // The head of a ring, or its tail.
+                    // Writes to the head of a ring, or its tail.
                     Some(place) => {
                         let child = u64::from(place / 2 % 2);
                         (1 + child) * 64 * 1024 + u64::from(place / 4 % 2) * 64
@@ -122,7 +121,7 @@ pub fn child_out_of_its_mind(data: &[u8]) {
             }
         }
     }
-    // The child is killed, and its packets are cleared away; so are those that nobody seems to have.
+    // The child is killed, and its packets are removed. So are packets that seem unclaimed.
     for place in out.all_places() {
         if let Some(left) = out.take_back(place, PacketEnd::TakenBack) {
             take(left.jobs);
@@ -189,7 +188,7 @@ fn delivery(number: u64) -> Delivery {
     }
 }
 
-/// Takes what it needs off the front, and zeros when there is nothing left.
+/// Reads values from the front of the input, and zeros after its end.
 struct ByteSource<'a>(&'a [u8]);
 
 impl<'a> ByteSource<'a> {
@@ -203,7 +202,7 @@ impl<'a> ByteSource<'a> {
         self.bytes(1).first().copied()
     }
 
-    /// Small, mostly: one byte says how many follow.
+    /// Reads a number, mostly a small one: its first byte is the number itself or says how many bytes follow.
     fn number(&mut self) -> u64 {
         match self.byte() {
             None => 0,

@@ -1,5 +1,5 @@
-//! The packets that are out: sent to the children and not done. Which jobs are in them, who has them,
-//! and what of them can be had back.
+//! Tracks the outstanding packets, sent to the children and not done: their jobs, their owners, and the jobs
+//! that can be taken back.
 
 use std::collections::HashSet;
 use std::io::{self, IoSlice};
@@ -27,49 +27,49 @@ pub use orders::{Given, RunningAt};
 mod orders;
 mod parking;
 
-/// A slot that has been at one job for so many ticks is stuck: this worker should not hold work for it.
-/// More than one, since on a busy machine a process can wait for a processor that long.
+/// Number of ticks on one job after which a slot is stuck: this worker should not hold work for it. More than
+/// one, since on a busy machine a process can wait that long for a processor.
 const STUCK_TICKS: u32 = 5;
 
 struct OutstandingPacket {
     sequence: u32,
     pool: usize,
     task: TaskIndex,
-    /// By index; `None` once it has ended or was taken back.
+    /// Jobs by index; `None` once a job has ended or was taken back.
     jobs: Vec<Option<Delivery>>,
-    /// How many are `Some`.
+    /// Number of jobs that are `Some`.
     open: usize,
     end: PacketEnd,
-    /// How many had begun at the last tick; `None` before its first.
+    /// Number of jobs that had begun at the last tick; `None` before the packet's first.
     begun_at_tick: Option<usize>,
-    /// Ticks in a row at which nothing had begun since the one before.
+    /// Number of consecutive ticks at which no further job had begun.
     still_ticks: u32,
     is_stuck: bool,
-    /// The shortest limit of its jobs.
+    /// Shortest limit of its jobs.
     limit: Option<Duration>,
-    /// When it was sent, by the clock of [`steady_ns`]; 0 without limits.
+    /// Time at which it was sent, by the clock of [`steady_ns`]; 0 without limits.
     sent_ns: u64,
-    /// Order to the job that runs, or to one before it.
+    /// Order to the running job, or to an earlier one.
     ordered: Option<Ordered>,
-    /// Since when its job has been parked, by the clock of [`steady_ns`].
+    /// Time since which its job has been parked, by the clock of [`steady_ns`].
     parked_ns: Option<u64>,
 }
 
-/// A packet that did not fit into the shared socket; sent as soon as there is room.
+/// Packet that did not fit into the shared socket; sent as soon as there is room.
 struct Unsent {
     bytes: Vec<u8>,
     file: Option<OwnedFd>,
 }
 
-/// A packet could not be sent now.
+/// Error for a packet that could not be sent now.
 #[derive(Debug)]
 pub struct NotSent {
     pub error: io::Error,
-    /// Its jobs; `None` where the packet was kept, for [`Outstanding::send_unsent`].
+    /// Jobs of the packet; `None` if the packet was kept for [`Outstanding::send_unsent`].
     pub hand_out: Option<HandOut<Delivery>>,
 }
 
-/// Jobs that left a packet, and how that ended if they were its last.
+/// Jobs removed from a packet, and the packet's end if they were its last.
 #[derive(Debug)]
 pub struct Left<J> {
     pub pool: usize,
@@ -78,20 +78,20 @@ pub struct Left<J> {
     pub end: Option<PacketEnd>,
 }
 
-/// Findings of a look at a pool's packets.
+/// Findings of a check of a pool's packets.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct PacketFindings {
-    /// Packets of which the rest should be taken back: a job of theirs takes long.
+    /// Packets with a slow job, whose remaining jobs should be taken back.
     pub slow: Vec<usize>,
-    /// Whether the next look may show something new although nothing happens.
+    /// Whether the next check may find something new even if nothing happens.
     pub again: bool,
 }
 
-/// Some of the places, to be gone through without a look at the others.
+/// Subset of the places that can be iterated without looking at the others.
 #[derive(Default)]
 struct Places {
     members: Vec<u32>,
-    /// By place: where it is among the members. As long as it has to be.
+    /// Index among the members, by place. No longer than needed.
     at: Vec<u32>,
 }
 
@@ -135,16 +135,16 @@ impl Places {
     }
 }
 
-/// The packets that go to the children of one kind.
+/// Packets for the children of one pool.
 struct Pool {
-    /// Children pull from the other end. None of them has this one, so all of them see the supervisor's
-    /// death.
+    /// Supervisor's end of the socket from which children pull. No child has this end open, so all children
+    /// notice the supervisor's death.
     socket: Option<OwnedFd>,
     unsent: Option<Unsent>,
-    /// Packets that a look may show something new about. Those that have wholly begun and moved for a long time no
-    /// more are not among them: with thousands of jobs that wait for something, they are nearly all.
+    /// Packets about which a check may find something new. Packets whose jobs have all begun, and which have
+    /// not moved for long, are excluded: with thousands of jobs that wait for something, these are nearly all.
     watched: Places,
-    /// How many packets are not watched, each a slot's.
+    /// Number of claimed packets that are not watched; each occupies a slot.
     settled: usize,
     stuck: usize,
 }
@@ -152,13 +152,14 @@ struct Pool {
 pub struct Outstanding {
     pub pages: Pages,
     pools: Vec<Pool>,
-    /// By their place among the claims: of those places that were ever in use, since few of them are as a rule.
+    /// Packets by their place among the claims. Covers only places that were ever in use, which are usually
+    /// few.
     packets: Vec<Option<OutstandingPacket>>,
-    /// Places of these that are free.
+    /// Free places among them.
     free_places: Vec<usize>,
-    /// How many places there are.
+    /// Number of places.
     places: usize,
-    /// The places of all packets.
+    /// Places of all packets.
     used: Places,
     /// Places of packets of more than one job.
     large: Places,
@@ -168,8 +169,8 @@ pub struct Outstanding {
 }
 
 fn socket_pair() -> io::Result<(OwnedFd, OwnedFd)> {
-    // macOS has no SOCK_SEQPACKET for Unix sockets; its SOCK_DGRAM between a pair keeps packets
-    // apart, and their order, just as well.
+    // macOS has no SOCK_SEQPACKET for Unix sockets. Its SOCK_DGRAM socket pairs also keep packets separate and
+    // in order.
     #[cfg(target_os = "linux")]
     let kind = SocketType::SEQPACKET;
     #[cfg(not(target_os = "linux"))]
@@ -179,8 +180,9 @@ fn socket_pair() -> io::Result<(OwnedFd, OwnedFd)> {
 }
 
 impl Outstanding {
-    /// Room for the packets of so many pools, with so many children and places in all; and the ends of the sockets that
-    /// children pull from. Each slot has one packet, and one more for each child may wait.
+    /// Makes room for the packets of this many pools, with this many children and places in all. Also returns
+    /// the ends of the sockets that children pull from. Each slot has one packet, and one more may wait for
+    /// each child.
     pub fn new(pools: usize, (children, places): (u32, u32)) -> io::Result<(Self, Vec<OwnedFd>)> {
         assert!(places <= MAX_PLACES);
         let places = places as usize;
@@ -212,13 +214,13 @@ impl Outstanding {
         Ok((packets, ends))
     }
 
-    /// By pool; nothing after [`Outstanding::close`].
+    /// Returns the socket of each pool; none after [`Outstanding::close`].
     pub fn sockets(&self) -> impl Iterator<Item = (usize, BorrowedFd<'_>)> {
         let pools = self.pools.iter().enumerate();
         pools.filter_map(|(number, pool)| Some((number, pool.socket.as_ref()?.as_fd())))
     }
 
-    /// Each child ends when it finds its socket closed.
+    /// Closes the sockets. Each child exits when it finds its socket closed.
     pub fn close(&mut self) {
         for pool in &mut self.pools {
             pool.socket = None;
@@ -235,19 +237,19 @@ impl Outstanding {
         self.used.is_empty()
     }
 
-    /// The place of the packet that is sent next.
+    /// Returns the place of the next packet to send.
     pub fn next_place(&self) -> Option<usize> {
         let unused = self.packets.len();
         let last = self.free_places.last().copied();
         last.or_else(|| (unused < self.places).then_some(unused))
     }
 
-    /// The child that has the packet at this place.
+    /// Returns the child that has the packet at this place.
     pub fn owner(&self, place: usize) -> Option<u32> {
         self.pages.claim(place).read().owner
     }
 
-    /// Packets of one job that a child of this pool has had for a short time: places, tasks and children.
+    /// Returns the watched packets of one job that a child of this pool has: places, tasks and children.
     pub fn lone(&self, pool: usize) -> impl Iterator<Item = (usize, TaskIndex, u32)> {
         self.pools[pool].watched.iter().filter_map(|place| {
             let packet = self.packets[place].as_ref()?;
@@ -256,17 +258,17 @@ impl Outstanding {
         })
     }
 
-    /// Whether there are packets of more than one job.
+    /// Whether any packet has more than one job.
     pub fn any_large(&self) -> bool {
         !self.large.is_empty()
     }
 
-    /// How many slots of a pool are stuck.
+    /// Returns how many slots of a pool are stuck.
     pub fn stuck(&self, pool: usize) -> usize {
         self.pools[pool].stuck
     }
 
-    /// Sends a packet, or keeps it until the socket has room. Only after [`Outstanding::has_room`].
+    /// Sends a packet, or keeps it until the socket has room. Call only after [`Outstanding::has_room`].
     pub fn send(
         &mut self,
         pool: usize,
@@ -372,8 +374,8 @@ impl Outstanding {
         Ok(Unsent { bytes, file })
     }
 
-    /// Sends what did not fit: to be called when the socket has room, or a while after an error, which
-    /// drops nothing.
+    /// Sends the packet that did not fit. Call it when the socket has room, or some time after an error; an
+    /// error drops nothing.
     pub fn send_unsent(&mut self, pool: usize) -> io::Result<()> {
         let pool = &mut self.pools[pool];
         let (Some(unsent), Some(socket)) = (pool.unsent.take(), &pool.socket) else {
@@ -391,12 +393,12 @@ impl Outstanding {
         Ok(())
     }
 
-    /// The places of the packets that this child has (`None`: that nobody has claimed).
+    /// Returns the places of this child's packets; with `None`, of unclaimed packets.
     pub fn places_of(&self, owner: Option<u32>) -> Vec<usize> {
         self.places(|place, _| self.pages.claim(place).read().owner == owner)
     }
 
-    /// The places of packets that hold a job with one of these leases.
+    /// Returns the places of packets that hold a job with one of these leases.
     pub fn places_with(&self, leases: &HashSet<Lease>) -> Vec<usize> {
         self.places(|_, packet| {
             let mut open = packet.jobs.iter().flatten();
@@ -416,7 +418,7 @@ impl Outstanding {
         self.used.iter().filter(is_wanted).collect()
     }
 
-    /// The children that have packets of more than one job.
+    /// Returns the children that have packets of more than one job.
     pub fn owners_of_large(&self) -> Vec<u32> {
         let owner = |place| self.pages.claim(place).read().owner;
         let mut owners: Vec<u32> = self.large.iter().filter_map(owner).collect();
@@ -425,14 +427,15 @@ impl Outstanding {
         owners
     }
 
-    /// The lease of a job that has not ended.
+    /// Returns the lease of a job that has not ended.
     pub fn lease(&self, place: usize, sequence: u32, index: usize) -> Option<Lease> {
         let packet = self.packets.get(place)?.as_ref()?;
         let job = packet.jobs.get(index)?.as_ref()?;
         (packet.sequence == sequence).then_some(job.lease)
     }
 
-    /// A child says that a job has ended. `None`: there is no such job, the child is out of its mind.
+    /// Removes a job that its child reports as ended. `None`: there is no such job, so the child's memory is
+    /// damaged.
     pub fn end_job(&mut self, place: usize, sequence: u32, index: usize) -> Option<Left<Delivery>> {
         let packet = self.packets.get_mut(place)?.as_mut()?;
         if packet.sequence != sequence {
@@ -445,7 +448,7 @@ impl Outstanding {
         if replace(&mut packet.is_stuck, false) {
             self.pools[pool].stuck -= 1;
         }
-        // It may have been settled, and others of its jobs be open still.
+        // The packet may have been settled while other jobs of it are still open.
         self.watch(place, pool);
         Some(Left {
             pool,
@@ -465,11 +468,11 @@ impl Outstanding {
         }
     }
 
-    /// Takes back what has not begun. `end`: what that makes of the packet, if it is anything.
+    /// Takes back the jobs that have not begun. `end` is how the packet ends if that removes any.
     pub fn take_back(&mut self, place: usize, end: PacketEnd) -> Option<Left<Vec<Delivery>>> {
         let packet = self.packets.get_mut(place)?.as_mut()?;
         let claim = self.pages.claim(place).take_back();
-        // A child can write there: its numbers are only indices, to be checked.
+        // A child can write there. Its numbers are only indices, and checked.
         let mut begun = claim.begun.min(packet.jobs.len());
         if planted!("take-back-what-has-begun") {
             begun = begun.saturating_sub(1);
@@ -491,8 +494,8 @@ impl Outstanding {
         })
     }
 
-    /// Returns the jobs of a packet that a dead child had begun and not ended: one job at most, as long
-    /// as its memory was sound.
+    /// Returns the jobs of a packet that a dead child had begun and not ended: at most one, if its memory was
+    /// sound.
     pub fn take_begun(&mut self, place: usize) -> Option<Left<Vec<Delivery>>> {
         let packet = self.packets.get_mut(place)?.as_mut()?;
         packet.open = 0;
@@ -512,7 +515,7 @@ impl Outstanding {
         }
         self.watch(place, packet.pool);
         let packet = self.packets[place].take()?;
-        // Whoever still has its sequence number can neither claim it nor begin anything of it.
+        // A child that still has its sequence number can neither claim the packet nor begin a job of it.
         self.pages.claim(place).take_back();
         let pool = &mut self.pools[packet.pool];
         pool.watched.remove(place);
@@ -523,7 +526,8 @@ impl Outstanding {
         Some(packet.end)
     }
 
-    /// Looks for packets of a pool that have not moved since the last time. `slots`: how many there are.
+    /// Looks for packets of a pool that have not moved since the last check. `slots` is the pool's number of
+    /// slots.
     pub fn look(&mut self, pool: usize, slots: usize) -> PacketFindings {
         let Self {
             pools,
@@ -554,7 +558,7 @@ impl Outstanding {
             pool.stuck += usize::from(is_stuck);
             look.again |= !is_long_still;
             match is_claimed {
-                // Nothing of it can be taken back, and only its jobs' ends will change it.
+                // No job of it can be taken back, and it changes only when its jobs end.
                 true if is_stuck && claim.begun >= packet.jobs.len() => settled.push(place),
                 true if is_still => look.slow.push(place),
                 false if is_long_still => unclaimed.push(place),
@@ -566,7 +570,7 @@ impl Outstanding {
             pool.watched.remove(place);
             pool.settled += 1;
         }
-        // One that waits to be pulled is left alone while there may be a slot for it.
+        // An unclaimed packet is left alone while there may be a slot for it.
         if claimed >= slots {
             look.slow.append(&mut unclaimed);
         }
@@ -574,8 +578,8 @@ impl Outstanding {
     }
 }
 
-/// Copies what is a slice of the frame in which a job came. A job that goes alone may run for hours, and would keep all of
-/// that frame's buffer, 64 KiB, for some bytes.
+/// Copies the fields that are slices of the frame in which a job came. A single job may run for hours, and
+/// would keep the frame's whole buffer of 64 KiB for a few bytes.
 fn detach(job: &mut Delivery) {
     let message = &mut job.message;
     let extras = message.extras.as_deref_mut();
@@ -665,7 +669,7 @@ pub(crate) mod tests {
     }
 
     impl PoolBench {
-        /// Children of one slot each.
+        /// Creates a desk whose children have one slot each.
         fn new(children: u32) -> Self {
             Self::with_slots(children, 1)
         }
@@ -687,7 +691,7 @@ pub(crate) mod tests {
             self.out.send(0, "work", HandOut { task, jobs }).unwrap();
         }
 
-        /// A child, as a thread: it shares nothing with the supervisor but sockets and pages.
+        /// Creates a child that runs as a thread. It shares only sockets and pages with the supervisor.
         fn child(&self, child: u32) -> (Slot, UnixStream, RingReader) {
             let (link, ours, ring) = self.link(child);
             (link.slot(), ours, ring)
@@ -736,7 +740,7 @@ pub(crate) mod tests {
         child.begin().unwrap().unwrap();
         child.finish(DONE).unwrap();
         child.begin().unwrap().unwrap();
-        // Dies here: its outcome is in the ring, its second job begun.
+        // The child dies here: its outcome is in the ring, and its second job has begun.
         drop(child);
         let mut outcomes = Vec::new();
         ring.read(&desk.out.pages, &mut outcomes).unwrap();
@@ -757,8 +761,8 @@ pub(crate) mod tests {
         assert!(desk.out.all_places().is_empty() && !desk.out.any_large());
     }
 
-    /// The case that the claim is for. Between pulling and claiming a child is preempted, taken for dead, and
-    /// its packet is sent again; then it wakes up.
+    /// Tests the case that claims exist for. A child is preempted between pulling and claiming and taken for
+    /// dead, and its packet is sent again. Then the child wakes up.
     #[test]
     pub(crate) fn a_packet_that_was_pulled_and_not_claimed_runs_once() {
         let mut desk = PoolBench::new(2);
@@ -777,7 +781,7 @@ pub(crate) mod tests {
             )
             .unwrap();
         let (mut child, _socket, _ring) = desk.child(0);
-        // The first packet in the socket is the stale one: it goes by unnoticed.
+        // The first packet in the socket is the stale one, which is skipped.
         assert_eq!(child.pull().unwrap(), Pulled::Packet);
         assert!(child.begin().unwrap().is_some());
         child.finish(DONE).unwrap();
@@ -795,13 +799,13 @@ pub(crate) mod tests {
         child.begin().unwrap().unwrap();
         desk.out.pages.close(0);
         child.finish(DONE).unwrap();
-        // Even before the supervisor has taken the rest back.
+        // This holds even before the supervisor has taken the rest back.
         assert!(child.begin().unwrap().is_none());
         let place = desk.out.places_of(Some(0))[0];
         let back = desk.out.take_back(place, PacketEnd::TakenBack).unwrap();
         assert_eq!(numbers(&back.jobs), [1, 2]);
 
-        // What comes later it leaves, and says so.
+        // It leaves later packets unclaimed, and reports that.
         desk.send([3]);
         assert_eq!(child.pull().unwrap(), Pulled::End);
         assert_eq!(child.try_pull().unwrap(), Pulled::End);
@@ -847,7 +851,8 @@ pub(crate) mod tests {
         for _ in 2..STUCK_TICKS {
             desk.out.look(0, 2);
         }
-        // A second child may be about to pull the other packet; were there none, it should come back.
+        // A second child may be about to pull the other packet. With no other child, that packet should be
+        // taken back.
         assert_eq!(
             desk.out.look(0, 2),
             PacketFindings {
@@ -935,7 +940,7 @@ pub(crate) mod tests {
             slot.begin().unwrap().unwrap();
         }
         assert_eq!(link.slot().try_pull().unwrap(), Pulled::Nothing);
-        // They end in any order.
+        // The jobs end in any order.
         slots[1].finish(DONE).unwrap();
         slots[1].begin().unwrap().unwrap();
         slots[0].finish(DONE).unwrap();
@@ -949,7 +954,7 @@ pub(crate) mod tests {
             ended.push(left.jobs.lease.grant);
         }
         assert_eq!(ended, [3, 0]);
-        // Here it dies.
+        // The child dies here.
         let (mut back, mut begun) = (Vec::new(), Vec::new());
         for place in desk.out.places_of(Some(0)) {
             if let Some(left) = desk.out.take_back(place, PacketEnd::TakenBack) {
@@ -997,7 +1002,7 @@ pub(crate) mod tests {
             .end_job(frame.place.into(), frame.sequence, 0)
             .unwrap();
         assert_eq!(left.end, Some(PacketEnd::Ran { jobs: 1 }));
-        // What it had not begun is taken back at the second look, as behind any job that takes long.
+        // The jobs that it had not begun are taken back at the second check, as behind any slow job.
         desk.out.look(0, 2);
         assert_eq!(desk.out.look(0, 2).slow, [place]);
         let left = desk.out.take_back(place, PacketEnd::Slow).unwrap();
@@ -1012,7 +1017,7 @@ pub(crate) mod tests {
         desk.send(0..2);
         assert_eq!(slot.try_pull().unwrap(), Pulled::Packet);
         slot.begin().unwrap().unwrap();
-        // One stands at the socket, and one behind it.
+        // One slot waits at the socket, and one behind it.
         let pulls: Vec<_> = (0..2)
             .map(|_| {
                 let mut slot = link.slot();
@@ -1026,7 +1031,7 @@ pub(crate) mod tests {
         for pull in pulls {
             assert_eq!(pull.join().unwrap(), Pulled::End);
         }
-        // The packet that came is nobody's, and can be had back whole.
+        // The received packet is unclaimed, and can be taken back whole.
         let places = desk.out.places_of(None);
         let left = desk.out.take_back(places[0], PacketEnd::TakenBack).unwrap();
         assert_eq!((places.len(), numbers(&left.jobs)), (1, vec![2]));
@@ -1053,7 +1058,7 @@ pub(crate) mod tests {
         assert!(frame.is_unique(), "nothing out refers to the frame");
     }
 
-    /// With thousands of jobs that wait for something a look must not go through all of them each time.
+    /// With thousands of jobs that wait for something, a check must not visit all of them each time.
     #[test]
     fn packets_whose_jobs_all_wait_are_looked_at_no_more_and_still_counted() {
         let mut desk = PoolBench::with_slots(1, 100);
@@ -1071,7 +1076,7 @@ pub(crate) mod tests {
         }
         assert!(desk.out.pools[0].watched.is_empty());
         assert_eq!(desk.out.stuck(0), 99);
-        // They count as having slots: one more that nobody pulls is left for the hundredth, and no longer.
+        // They count as having slots: an unclaimed packet is left for the hundredth slot, and no longer.
         desk.send([99]);
         for _ in 0..=STUCK_TICKS {
             assert!(desk.out.look(0, 100).slow.is_empty());
@@ -1087,7 +1092,7 @@ pub(crate) mod tests {
 
     const GRACE: Duration = Duration::from_secs(5);
 
-    /// What a child has said of waits.
+    /// Returns the waits that a child has reported.
     fn waits(socket: &UnixStream) -> Vec<WaitFrame> {
         socket.set_nonblocking(true).unwrap();
         let mut said = [0; 256];
@@ -1101,7 +1106,7 @@ pub(crate) mod tests {
         waits.collect()
     }
 
-    /// Progress that a child has told, in the order of its ring.
+    /// Returns the progress that a child has reported, in the order of its ring.
     fn told(ring: &mut RingReader, pages: &Pages) -> Vec<(u16, Vec<u8>)> {
         let mut bytes = Vec::new();
         ring.read(pages, &mut bytes).unwrap();
@@ -1142,7 +1147,7 @@ pub(crate) mod tests {
         );
         assert!(first.len() < 10, "{first:?}");
 
-        // While the job goes on, another thread tells it.
+        // While the job runs, another thread reports it.
         let id = child.begin().unwrap().unwrap().id;
         link.tell_progress(id, b"one").unwrap();
         link.tell_progress(id, b"two").unwrap();
@@ -1201,7 +1206,7 @@ pub(crate) mod tests {
         assert!(frame.cost_ns < 300_000_000, "{} ns", frame.cost_ns);
         let ended = desk.out.end_job(place, frame.sequence, 0).unwrap();
         assert_eq!(ended.end, Some(PacketEnd::Ran { jobs: 1 }));
-        // What it left open is for no later job.
+        // A wait that it left open does not affect later jobs.
         assert_eq!(window.end_wait(other, false).unwrap(), Resumed::Now);
         assert!(window.has_turn(number));
     }
@@ -1268,10 +1273,10 @@ pub(crate) mod tests {
             (None, Some(Order::Soft))
         );
         assert_eq!((window.heard(), window.order()), (Some(Order::Soft), None));
-        // More than that, and then less.
+        // A stronger order, and then a weaker one.
         assert_eq!(order(&mut desk, 0, Order::Hard), Given::Now(running));
         assert_eq!(order(&mut desk, 0, Order::Cancel), Given::Before);
-        // It ends before it has heard; and the one behind it has nothing to do with that.
+        // The job ends before it has heard the order, which does not affect the next job.
         child.finish(DONE).unwrap();
         assert_eq!((window.order(), window.heard()), (None, None));
         child.begin().unwrap().unwrap();
@@ -1301,14 +1306,14 @@ pub(crate) mod tests {
         window.shield();
         desk.out.order(place, 0, Order::Hard, now, GRACE);
         assert_eq!(window.take_order(), Some(Order::Hard));
-        // What it has left open is not the next job's.
+        // A shield that it left open does not protect the next job.
         child.finish(DONE).unwrap();
         child.begin().unwrap().unwrap();
         desk.out.order(place, 1, Order::Soft, now, GRACE);
         assert_eq!(window.take_order(), Some(Order::Soft));
     }
 
-    /// One that has heard an order is not looked at before its grace is over, unless it is to be killed.
+    /// A job that has heard an order is not checked before its grace is over, unless it is to be killed.
     #[test]
     pub(crate) fn a_job_that_is_to_be_killed_is_looked_at_at_once() {
         let mut desk = PoolBench::new(1);
@@ -1356,7 +1361,7 @@ pub(crate) mod tests {
         desk.out.send(0, "work", HandOut { task, jobs }).unwrap();
         let first = desk.out.next_alarm().unwrap();
         assert!(first >= before + ms(60_000) && first <= Instant::now() + ms(60_000));
-        // Nobody has taken it, so it may begin just now.
+        // The packet is unclaimed, so its job may begin at any time.
         let place = desk.out.pop_alarm(first).unwrap();
         assert_eq!(desk.out.look_at_limits(place, first), None);
         assert_eq!(desk.out.next_alarm(), Some(first + ms(60_000)));
@@ -1368,7 +1373,7 @@ pub(crate) mod tests {
         assert_eq!((running.job.index, step), (0, Step::Nothing));
         let next = desk.out.next_alarm().unwrap();
         assert!(next > now && next <= now + ms(60_000));
-        // The second has a time of its own, counted from its own beginning.
+        // The second job has its own time, counted from its own beginning.
         slot.finish(DONE).unwrap();
         desk.out.end_job(place, 2, 0).unwrap();
         std::thread::sleep(ms(20));
@@ -1386,7 +1391,7 @@ pub(crate) mod tests {
         );
     }
 
-    /// As threads do it: each slot pulls when it is idle, and none is forgotten in the line.
+    /// Runs slots as threads do: each slot pulls when it is idle, and no slot in the line is forgotten.
     #[test]
     fn slots_in_line_take_turns_until_the_end() {
         let mut desk = PoolBench::with_slots(1, 8);
@@ -1428,8 +1433,8 @@ pub(crate) mod tests {
         }
     }
 
-    /// Children that pull and run as fast as they can, a supervisor that takes back and sends again
-    /// without pause: every job runs exactly once.
+    /// Children pull and run as fast as they can while a supervisor constantly takes back and sends again:
+    /// every job runs exactly once.
     #[test]
     fn however_much_is_taken_back_every_job_runs_once() {
         const JOBS: u64 = 20_000;

@@ -1,4 +1,4 @@
-//! Orders to jobs that run, and the limits by which most of them come.
+//! Orders running jobs to stop, mostly because of their limits.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use crate::order::{JobAt, Order};
 use crate::page::steady_ns;
 use crate::policy::TaskIndex;
 
-/// A job that runs, as its child says.
+/// Running job, as reported by its child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RunningAt {
     pub place: usize,
@@ -22,16 +22,16 @@ pub struct RunningAt {
 /// Result of an order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Given {
-    /// The child is to be signalled.
+    /// The child must be signalled.
     Now(RunningAt),
-    /// This, or more, was ordered before.
+    /// This order, or a stronger one, was given before.
     Before,
-    /// The job runs no more, or not yet.
+    /// The job has ended, or has not begun.
     NotRunning,
 }
 
 impl Outstanding {
-    /// The place of a job, and which of its packet it is.
+    /// Returns the place of a job's packet, and the job's index in it.
     pub fn find(&self, lease: &Lease) -> Option<(usize, usize)> {
         self.used.iter().find_map(|place| {
             let jobs = &self.packets[place].as_ref()?.jobs;
@@ -41,12 +41,12 @@ impl Outstanding {
         })
     }
 
-    /// The job that runs of the packet at this place.
+    /// Returns the running job of the packet at this place.
     pub fn running(&self, place: usize) -> Option<RunningAt> {
         let packet = self.packets[place].as_ref()?;
         let claim = self.pages.claim(place).read();
         let index = claim.begun.checked_sub(1)?;
-        // Only indices, to be checked.
+        // A child can write there, so the indices are checked.
         packet.jobs.get(index)?.as_ref()?;
         Some(RunningAt {
             place,
@@ -58,7 +58,8 @@ impl Outstanding {
         })
     }
 
-    /// Orders the job at an index of a packet to do so, if it runs. What runs after it is never hit: the order names it.
+    /// Gives this order to the job at an index of a packet, if it runs. A later job is never hit, because the
+    /// order names its job.
     pub fn order(
         &mut self,
         place: usize,
@@ -83,7 +84,7 @@ impl Outstanding {
         Given::Now(running)
     }
 
-    /// Leaves a job that was ordered to stop no more time.
+    /// Gives a job that was ordered to stop no more time.
     pub fn hasten(&mut self, place: usize, index: usize, now: Instant) {
         let ordered = self.packets[place]
             .as_mut()
@@ -96,7 +97,7 @@ impl Outstanding {
         }
     }
 
-    /// Whether the order at this place left no time.
+    /// Whether the order at this place allows no more time.
     pub fn is_hastened(&self, place: usize) -> bool {
         let packet = self.packets[place].as_ref();
         packet
@@ -104,22 +105,23 @@ impl Outstanding {
             .is_some_and(|it| it.is_hastened)
     }
 
-    /// When a limit of a job that runs can be over, or what it was ordered is to be seen after, at the earliest.
+    /// Returns the earliest time at which a limit of a running job may expire, or an order to it must be
+    /// checked.
     pub fn next_alarm(&self) -> Option<Instant> {
         self.alarms.next()
     }
 
-    /// A place of [`Outstanding::next_alarm`] whose time has come.
+    /// Removes and returns a place whose alarm is due (see [`Outstanding::next_alarm`]).
     pub fn pop_alarm(&mut self, now: Instant) -> Option<usize> {
         self.alarms.pop(now)
     }
 
-    /// Decides what to do now about the job that runs at a place.
+    /// Decides what to do now about the running job at a place.
     pub fn look_at_limits(&mut self, place: usize, now: Instant) -> Option<(RunningAt, Step)> {
         let running = self.running(place);
         let cell = self.pages.claim(place);
         let packet = self.packets[place].as_mut()?;
-        // Each of those behind it may begin now, and is then looked at in time.
+        // Each later job of the packet may begin now, and is then checked in time.
         let behind = packet.limit.map(|limit| now + limit);
         let Some(running) = running else {
             behind.into_iter().for_each(|at| self.alarms.by(place, at));
@@ -129,12 +131,12 @@ impl Outstanding {
         let behind = behind.filter(|_| index + 1 < packet.jobs.len());
         let delivery = packet.jobs[index].as_ref()?;
         packet.ordered.take_if(|ordered| ordered.index != index);
-        // A child that has lost its mind could say that its job began before it was sent.
+        // A damaged child could report that its job began before the packet was sent.
         let since_ns = match planted!("limit-from-the-hand-out") {
             true => packet.sent_ns,
             false => cell.since_ns().max(packet.sent_ns),
         };
-        // The time of a job that is parked stands still.
+        // The clock of a parked job is stopped.
         let now_ns = packet.parked_ns.unwrap_or_else(steady_ns);
         let age = Duration::from_nanos(now_ns.saturating_sub(since_ns));
         let heard = cell.heard(running.job);
@@ -154,7 +156,7 @@ impl Outstanding {
         Some((running, step))
     }
 
-    /// Returns the order to the job that runs at a place and has not ended in time.
+    /// Returns the order that the running job at a place did not obey in time.
     pub fn condemned(&self, place: usize) -> Option<(usize, Order)> {
         let ordered = self.packets[place].as_ref()?.ordered?;
         ordered
@@ -162,13 +164,13 @@ impl Outstanding {
             .then_some((ordered.index, ordered.order))
     }
 
-    /// The pool and the task of the packet at a place.
+    /// Returns the pool and the task of the packet at a place.
     pub fn task(&self, place: usize) -> Option<(usize, TaskIndex)> {
         let packet = self.packets[place].as_ref()?;
         Some((packet.pool, packet.task))
     }
 
-    /// The open job at an index of a packet.
+    /// Returns the open job at an index of a packet.
     pub fn job(&self, place: usize, index: usize) -> Option<&Delivery> {
         self.packets[place].as_ref()?.jobs.get(index)?.as_ref()
     }

@@ -1,4 +1,4 @@
-//! Packets whose jobs are parked: they wait for others, and their slots are lent.
+//! Parks jobs: they wait for other jobs, and their slots are lent.
 
 use super::Outstanding;
 use crate::packet::WaitFrame;
@@ -6,7 +6,8 @@ use crate::page::steady_ns;
 use crate::policy::TaskIndex;
 
 impl Outstanding {
-    /// The pool and the task of the packet whose job tells of a wait. `None`: it has ended, or runs in another child.
+    /// Returns the pool and the task of the packet whose job reports a wait. `None`: the job has ended, or runs
+    /// in another child.
     pub fn waiting(&self, child: u32, frame: &WaitFrame) -> Option<(usize, TaskIndex)> {
         let place = usize::from(frame.place);
         let packet = self.packets.get(place)?.as_ref()?;
@@ -17,17 +18,17 @@ impl Outstanding {
         is_it.then_some((packet.pool, packet.task))
     }
 
-    /// Since when the job of the packet at this place has been parked, by the clock of [`steady_ns`].
+    /// Returns the time since which the packet's job has been parked, by the clock of [`steady_ns`].
     pub fn parked_since(&self, place: usize) -> Option<u64> {
         self.packets.get(place)?.as_ref()?.parked_ns
     }
 
-    /// The child that has the packet at this place, if its job is parked.
+    /// Returns the child that has the packet at this place, if its job is parked.
     pub fn owner_of_parked(&self, place: usize) -> Option<u32> {
         self.parked_since(place).and_then(|_| self.owner(place))
     }
 
-    /// How many packets of this child have a job that is parked.
+    /// Returns how many packets of this child have a parked job.
     pub fn parked_of(&self, child: u32) -> usize {
         let places = self.places_of(Some(child)).into_iter();
         places
@@ -35,7 +36,7 @@ impl Outstanding {
             .count()
     }
 
-    /// Parks the job of a packet: from here on it is not in a slot, and its time does not count.
+    /// Parks the job of a packet: it no longer has a slot, and its clock stops.
     pub fn park(&mut self, place: usize) {
         let Some(packet) = &mut self.packets[place] else {
             return;
@@ -53,7 +54,7 @@ impl Outstanding {
         }
     }
 
-    /// The job of a packet goes on. Returns its pool and its task, if it was parked.
+    /// Resumes the parked job of a packet. Returns its pool and its task; `None` if it was not parked.
     pub fn unpark(&mut self, place: usize) -> Option<(usize, TaskIndex)> {
         let packet = self.packets.get_mut(place)?.as_mut()?;
         let since = packet.parked_ns?;
@@ -67,7 +68,7 @@ impl Outstanding {
         Some((pool, task))
     }
 
-    /// Places of the packets of a pool that nobody has claimed.
+    /// Returns the places of a pool's unclaimed packets.
     pub fn unclaimed(&self, pool: usize) -> Vec<usize> {
         let watched = self.pools[pool].watched.iter();
         watched
