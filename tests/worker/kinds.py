@@ -1,6 +1,6 @@
-"""Slots of each kind, and tasks whose source is written once for all kinds.
+"""Kinds of slots, and tasks whose source is written once for all kinds.
 
-``@KIND``, ``@DEF``, ``@SLEEP`` and ``@AWAIT`` in a source become the words of a kind. ``@NOTES`` and ``@OVERFLOWS``
+``@KIND``, ``@DEF``, ``@SLEEP`` and ``@AWAIT`` in a source become a kind's own words. ``@NOTES`` and ``@OVERFLOWS``
 become functions that several tests use.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pytest
 from project import Project
 
-# Notes are on disk, where they outlive every process.
+# Notes are on disk, so they outlive every process.
 NOTES = """
 import os
 from pathlib import Path
@@ -41,7 +41,7 @@ def source(text: str) -> str:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of slots, and the options of a worker that has them."""
+    """A kind of slots, and the options of a worker that has such slots."""
 
     name: str
     options: tuple[str, ...]
@@ -53,7 +53,7 @@ class Kind:
 
     @property
     def is_shared(self) -> bool:
-        """True where one process runs several jobs at once."""
+        """Whether one process runs several jobs at once."""
         return self.name in ("thread", "async")
 
     @property
@@ -81,11 +81,11 @@ def named(kinds: list[Kind]) -> pytest.MarkDecorator:
 
 
 def lines(project: Project) -> list[list[str]]:
-    """Return the words of all notes, in order."""
+    """Return the words of each note, in order."""
     file = project.directory / "notes.txt"
     return [line.split(" ") for line in file.read_text().splitlines()] if file.exists() else []
 
 
 def notes(project: Project, word: str) -> list[str]:
-    """Return the notes that begin with this word, without it."""
+    """Return the notes that begin with this word, with the word removed."""
     return [" ".join(rest) for first, *rest in lines(project) if first == word]

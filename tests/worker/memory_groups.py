@@ -1,4 +1,4 @@
-"""A control group with a limit of memory, in which a test starts its worker."""
+"""Control groups with a memory limit, in which a test can start its worker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from project import Process, Project
 
 
 def _own_group() -> tuple[Path, bool] | None:
-    """The group of this process that accounts for memory, and whether it is of version 1."""
+    """Return the control group that accounts for this process's memory, and whether it is of version 1."""
     groups = [line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines()]
     for controllers, path in groups:
         if "memory" in controllers.split(","):
@@ -29,7 +29,7 @@ class MemoryGroup:
     def __init__(self, directory: Path, is_v1: bool, limit: int) -> None:
         self.directory = directory
         limits = {"memory.limit_in_bytes": limit} if is_v1 else {"memory.max": limit}
-        # Nothing is swapped out, where there is something to swap to.
+        # Limit swap too, so that nothing is swapped out on a machine with swap.
         no_swap = {"memory.memsw.limit_in_bytes": limit} if is_v1 else {"memory.swap.max": 0}
         for name, value in limits.items():
             (directory / name).write_text(str(value))
@@ -44,13 +44,13 @@ class MemoryGroup:
 
 @contextmanager
 def memory_group(limit: int) -> Iterator[MemoryGroup]:
-    """Make a group, or skip the test where this machine, CI's among them, does not let us."""
+    """Make a group, or skip the test where the machine doesn't allow it, as in CI."""
     own = _own_group()
     if os.geteuid() != 0 or own is None:
         pytest.skip("needs root and control groups, to limit the memory of a worker")
     directory, is_v1 = own
     if not is_v1:
-        # A group with processes in it has none below that have limits, so it is made beside.
+        # A version 2 group with processes in it can't have limited children, so make this one below the root.
         directory = Path("/sys/fs/cgroup")
     made = directory / f"penstock-test-{uuid.uuid4().hex[:12]}"
     try:
@@ -68,7 +68,7 @@ def memory_group(limit: int) -> Iterator[MemoryGroup]:
 
 
 def _remove(directory: Path) -> None:
-    """Remove a group; its last processes may be on their way out."""
+    """Remove a group; its last processes may still be exiting."""
     patience = time.monotonic() + 10
     while True:
         try:

@@ -1,4 +1,4 @@
-"""A project whose tasks do what tasks should not, and keep a record of each run outside of Penstock."""
+"""A project whose tasks misbehave in every way, and record each run outside of Penstock."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ TASKS = """
 
 
 class Shop:
-    """The project and its tasks, as a test enqueues them."""
+    """The project and its tasks, with helpers to enqueue them."""
 
     def __init__(self, project: Project) -> None:
         self.project = project
@@ -216,7 +216,7 @@ class Shop:
         return self.project.worker("tasks:app", *options)
 
     def ready_worker(self, *options: str) -> Process:
-        """A worker that has run a job."""
+        """Start a worker, and return it once it has run a job."""
         worker = self.worker(*options)
         self.tasks.tiny.delay(0).result(timeout=30)
         return worker
@@ -228,7 +228,7 @@ class Shop:
         return Counter(self.runs())
 
     def pid_of(self, label: str) -> int:
-        """Wait until ``begin_and_wait(label)`` has begun; the process that runs it."""
+        """Wait until ``begin_and_wait(label)`` has begun; return the id of the process that runs it."""
 
         def found() -> list[str]:
             return [run for run in self.runs() if run.startswith(f"{label} ") and run.split()[-1].isdecimal()]
@@ -237,11 +237,11 @@ class Shop:
         return int(found()[-1].split()[-1])
 
     def release(self, label: str) -> None:
-        """Let ``begin_and_wait(label)`` end."""
+        """Let ``begin_and_wait(label)`` return."""
         (self.project.directory / label).touch()
 
     def zygote_pid(self) -> int:
-        # Its children have the same command line, and it as their parent.
+        # Its children have the same command line, but the zygote is their parent.
         found = [pid for pid, command in self.project.processes().items() if "penstock._worker.zygote" in command]
         return next(pid for pid in found if parent_of(pid) not in found)
 

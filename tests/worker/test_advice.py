@@ -1,4 +1,4 @@
-"""A worker says which tasks wait in processes of their own, where a thread would do."""
+"""A worker reports tasks that wait in processes of their own when a thread would do."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Tasks that turn on their own process, its parent, its memory or its descriptors: each ends as it should, the other
-slots go on, and the worker still ends in order."""
+"""Tasks that attack their own process, its parent, its memory or its descriptors: each job ends as it should, the
+other slots keep running, and the worker still stops in order."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_what_a_task_gives_or_raises_ends_its_job_and_not_its_process(
     job = getattr(bad, name).delay(*arguments)
     with pytest.raises(BaseException) as raised:
         job.result(timeout=30)
-    # The job's end, and not that of the wait for it.
+    # The job itself failed, not just the wait for it.
     assert job.info().state == "failed"
     assert not says or says in str(raised.value)
     assert bad.pid.delay().result(timeout=30) == before
@@ -197,7 +197,7 @@ def test_what_a_task_gives_or_raises_ends_its_job_and_not_its_process(
 def test_a_task_that_closes_all_descriptors_has_ended_well_and_its_process_is_replaced(
     project: Project, bad: Any
 ) -> None:
-    """Outcomes are told in shared memory, which no descriptor is needed for; the next job is another process's."""
+    """Outcomes travel through shared memory and need no descriptor; another process runs the next job."""
     worker = project.worker("tasks:app", "-c", "2")
     for _ in range(3):
         bad.closes_all_descriptors.delay().result(timeout=30)
@@ -209,7 +209,7 @@ def test_a_task_that_closes_all_descriptors_has_ended_well_and_its_process_is_re
 def test_a_task_that_kills_the_processes_around_it_ends_itself_and_the_others_run_again(
     project: Project, bad: Any, name: str, crashes: int
 ) -> None:
-    """Its group is its own; the parent of all processes takes these with it."""
+    """The task's process has its own group, so killing that harms no other; killing the zygote kills its children."""
     worker = project.worker("tasks:app", "-c", "2")
     beside = bad.waits.delay("beside")
     eventually((project.directory / "beside").exists, 30)
@@ -231,7 +231,7 @@ def test_a_task_may_change_its_process_as_it_likes(project: Project, bad: Any) -
 
 
 def test_a_hang_up_ends_it_in_order(shop: Shop) -> None:
-    """The terminal was closed: running jobs end, as at SIGTERM, instead of dying with their supervisor."""
+    """SIGHUP means that the terminal was closed: jobs finish, as at SIGTERM, instead of dying with their supervisor."""
     worker = shop.ready_worker("-c", "1")
     running = shop.tasks.begin_and_wait.delay("running")
     child = shop.pid_of("running")

@@ -1,4 +1,4 @@
-"""Jobs that run and are cancelled, in slots of every kind: they stop, end once, and never start again."""
+"""Cancelled running jobs, in slots of every kind: they stop, end once, and never start again."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_a_running_job_stops_and_ends_as_cancelled(shop: Shop, kind: Kind) -> No
             job.result(timeout=60)
     info = job.info()
     assert (info.state, info.error, info.task) == (JobState.CANCELLED, "no longer wanted", "cancels.works")
-    # Once more changes nothing.
+    # A second cancel changes nothing.
     assert job.cancel("another reason") is JobState.CANCELLED
     shop.serves_on()
     assert len(shop.notes("works")) == 1
@@ -160,7 +160,7 @@ def test_no_retry_starts_a_cancelled_job_again_and_a_success_is_kept(shop: Shop,
 @named(KINDS)
 @pytest.mark.parametrize("running", ["ask", "kill"])
 def test_a_job_that_does_not_stop_is_killed(shop: Shop, kind: Kind, running: Any) -> None:
-    # One that is to be killed has no grace.
+    # An order to kill doesn't wait for the grace period.
     shop.start(kind, "--kill-grace", {"ask": "0.5", "kill": "600"}[running], "--grace", "2")
     job = shop.begun(shop.tasks.ignores, "ignores")
     (pid,) = map(int, shop.notes("ignores"))
@@ -211,7 +211,7 @@ def test_a_job_that_waits_for_another_is_woken(shop: Shop, kind: Kind) -> None:
 def test_an_order_survives_the_death_of_the_broker(shop: Shop, kind: Kind) -> None:
     worker = shop.start(kind)
     job = shop.begun(shop.tasks.works, "works")
-    # It hears nothing until the broker that was asked is dead.
+    # The worker receives nothing until the broker that got the order is dead.
     worker.signal(signal.SIGSTOP)
     assert job.cancel("enough") is JobState.CANCELLING
     shop.project.kill_broker()
@@ -230,7 +230,7 @@ def test_the_job_of_a_worker_that_dies_has_ended(shop: Shop) -> None:
     worker.signal(signal.SIGKILL)
     worker.wait()
     shop.project.worker("cancels:app", "-c", "1")
-    # Once its lease is lost.
+    # The job ends once its lease is lost.
     with pytest.raises(JobCancelled, match="enough"):
         job.result(timeout=120)
     shop.serves_on()
@@ -260,7 +260,7 @@ def test_many_races_of_cancels_and_settlements_have_one_end_each(shop: Shop) -> 
         for number in numbers:
             answers[number] = jobs[number].cancel()
 
-    # From both ends: some have ended, some run, and some wait.
+    # Cancel from both ends, so that some jobs have ended, some run, and some wait.
     ranges = [range(count // 4), range(count // 4, count // 2), range(count - 1, count // 2 - 1, -1)]
     threads = [threading.Thread(target=cancel, args=(numbers,)) for numbers in ranges]
     for thread in threads:
@@ -276,7 +276,7 @@ def test_many_races_of_cancels_and_settlements_have_one_end_each(shop: Shop) -> 
             end = JobState.CANCELLED
         ends[answers[number], end] += 1
         assert job.info().state is end
-    # No client learns of one outcome and then sees another.
+    # No client learns one outcome and then sees another.
     for told, end in ends:
         assert told not in (JobState.SUCCEEDED, JobState.CANCELLED) or told is end
         assert told is not JobState.WAITING or end is JobState.CANCELLED

@@ -34,7 +34,7 @@ def test_a_death_ends_its_job_with_the_reason_and_nothing_else(shop: Shop, how: 
         dying.result(timeout=60)
     assert DEATHS[how] in str(raised.value)
     assert [job.result(timeout=60) for job in [*before, *after]] == labels
-    # Not one of them ran twice, and none was charged with the crash.
+    # No other job ran twice or was charged with the crash.
     assert shop.times_run() == {**dict.fromkeys(labels, 1), f"die {how}": 1}
     assert {job.info().crashes for job in [*before, *after]} == {0}
     assert DEATHS[how] in worker.wait_for_output("was lost")
@@ -54,9 +54,9 @@ def test_a_job_runs_again_at_once_after_its_first_crash_and_a_second_after_its_n
         assert job.result(timeout=60) == 3
     starts = [(shop.project.directory / f"starts of {how}.txt").read_text().split() for how in hows]
     gaps = [[float(later) - float(earlier) for earlier, later in pairwise(times)] for times in starts]
-    # On a busy machine one of them may have to wait for its process.
+    # On a busy machine one of the jobs may have to wait for its process.
     assert min(first for first, _ in gaps) < 1
-    # The clock that this is read from is not the broker's.
+    # These times come from another clock than the broker's, so allow for a small difference.
     assert all(second > 0.9 for _, second in gaps), gaps
 
 
@@ -85,7 +85,7 @@ def test_a_crash_burns_no_retry(shop: Shop) -> None:
 
 
 def test_the_jobs_behind_one_that_kills_its_process_run_once_each(shop: Shop) -> None:
-    """Packets of hundreds, and deaths in the midst of them."""
+    """Processes die in the middle of packets of hundreds of jobs."""
     jobs = []
     for number in range(20):
         jobs += shop.tasks.run.map([f"{number} {index}" for index in range(100)])
@@ -163,7 +163,7 @@ def test_deaths_one_after_another_leave_no_zombies_and_no_descriptors(shop: Shop
         children = [pid for pid in shop.project.processes() if parent_of_or_none(pid) == zygote]
         return len(children) == 2
 
-    # The second process may come after the first has run a job.
+    # The second process may start only after the first has run a job.
     eventually(all_are_there, 30)
     before = descriptors(worker.pid), descriptors(zygote)
     for job in [shop.tasks.die.delay("kill -9") for _ in range(40)]:

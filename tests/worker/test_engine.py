@@ -1,4 +1,4 @@
-"""An engine that lacks something: workers and clients say what, and the rest goes on."""
+"""An engine that lacks a feature: workers and clients name the feature, and everything else works."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_worker_that_needs_more_than_the_engine_has_exits_with_75_and_says_wha
         assert worker.wait(60) == 75, worker.output
     assert "naming the tasks of a worker is not offered by Lesser 1" in worker.output
     assert "use a broker that has it" in worker.output
-    # The job is not lost: another engine has it run.
+    # The job isn't lost: a worker on another engine runs it.
     burst = project.worker("shop:app", "-c1", "--burst")
     assert burst.wait(60) == 0, burst.output
     assert project.status()["queues"][0]["ready"] == 0

@@ -1,4 +1,4 @@
-"""A job that raised for the last time: what is kept of it, and how it runs when it is retried."""
+"""A job that raised on its last attempt: the data that is kept about it, and its run after a retry."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def varint(number: int) -> bytes:
 
 
 def retry_failed(project: Project, job_id: bytes) -> None:
-    """Say what `proto/penstock.proto` calls `retry_failed`, for one job, and wait until it is confirmed."""
+    """Send `retry_failed` of `proto/penstock.proto` for one job, and wait until it is confirmed."""
     hello = field(1, field(1, 2) + field(3, os.urandom(16)))
     target = field(1, field(1, job_id))
     operation = field(1, field(16, target))
@@ -79,7 +79,7 @@ def test_a_failed_job_says_why_and_is_retried_with_all_its_retries(project: Proj
 
     retry_failed(project, job._id)
     eventually(lambda: len(runs(project)) == 4 and job.info().state is JobState.FAILED)
-    # Generation, attempt, and the retries that were left.
+    # Generation, attempt, and retries left.
     assert runs(project) == ["0 1 1", "0 2 0", "1 3 1", "1 4 0"]
     info = job.info()
     assert (info.attempts, info.generation) == (4, 1)

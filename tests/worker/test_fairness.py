@@ -1,4 +1,4 @@
-"""Jobs wait in the broker, where any worker can take them, not behind a long one."""
+"""Jobs wait in the broker, where any worker can take them, not behind a long job."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from worker.odd_shop import Shop
 
 def test_a_long_job_holds_up_no_tiny_one(shop: Shop) -> None:
     shop.ready_worker("-c", "2")
-    # Short enough, so far, to be sent by the hundred.
+    # These jobs are so short that the broker sends hundreds at once.
     assert shop.tasks.tiny.map(range(5_000))[-1].result(timeout=30) == 4_999
     long = shop.tasks.begin_and_wait.delay("long")
     shop.pid_of("long")
@@ -49,7 +49,7 @@ def test_jobs_that_share_a_packet_with_one_that_turns_out_long_go_elsewhere(shop
 
 def test_a_worker_whose_slots_are_taken_leaves_jobs_to_others(shop: Shop) -> None:
     shop.ready_worker("-c", "1")
-    # The first worker asks for hundreds of these at a time now; then its only slot is taken.
+    # The first worker now requests hundreds of these at a time; then its only slot is taken.
     assert shop.tasks.tiny.map(range(5_000))[-1].result(timeout=30) == 4_999
     long = shop.tasks.begin_and_wait.delay("long")
     busy = shop.pid_of("long")
@@ -81,7 +81,7 @@ def test_two_workers_share_jobs_of_a_tenth_of_a_second(shop: Shop) -> None:
         shop.project.worker("naps:app", "-c", "2").wait_for_output("slots")
     for job in [naps.nap.delay() for _ in range(4)]:
         job.result(timeout=30)
-    # One after another on four slots it is 1 s.
+    # 40 naps on four slots take 1 s.
     with within(3, "40 naps"):
         jobs = [naps.nap.delay() for _ in range(40)]
         zygotes = [job.result(timeout=30) for job in jobs]

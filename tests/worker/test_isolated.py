@@ -1,4 +1,4 @@
-"""A slot that is isolated: a process for each job, made for it and gone with it."""
+"""Isolated slots: each job has a process of its own, which exits with the job."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_a_process_that_was_forked_and_has_no_job_yet_may_die(project: Project, 
 
 
 def test_a_burst_and_a_stop_wait_for_isolated_jobs(project: Project, tasks) -> None:
-    # Without a task for any other kind the worker has no process between two jobs.
+    # With only isolated tasks, the worker has no process between two jobs.
     project.write("isolated.py", SOURCE.split('@app.task(slot="process")')[0])
     jobs = tasks.soils.map(list(range(10)))
     burst = worker(project, "--burst")
@@ -180,10 +180,10 @@ def test_processes_are_there_before_their_jobs(project: Project, tasks) -> None:
     running = worker(project, "--isolated", "3")
     eventually(lambda: len(notes(project, "start")) == 7, 30, lambda: running.output)
     ahead = set(notes(project, "start"))
-    # A successor may be there before the next job, so the first one alone says it.
+    # The first job alone shows that its process was forked ahead: a later one may run in a successor.
     used = str(tasks.soils.delay(1).result(timeout=30)[1])
     assert used in ahead
-    # That has a successor, and one that is killed as it waits has one, too.
+    # A used process gets a successor, and so does a spare that is killed while it waits.
     eventually(lambda: len(notes(project, "start")) == 8, 30, lambda: running.output)
     lasting = str(tasks.elsewhere.delay().result(timeout=30))
     spare = next(pid for pid in notes(project, "start") if pid not in (used, lasting))
@@ -203,7 +203,7 @@ def test_nothing_is_left_of_a_thousand_processes(project: Project, tasks) -> Non
 
     eventually(lambda: len(children(zygote)) == 9, 30)
     before = descriptors()
-    # Those that end with their jobs, and those that die in the midst of them.
+    # Some processes exit with their jobs, and others die in the middle of them.
     orderly, dying = tasks.soils.map(list(range(900))), tasks.dies_once.map([str(number) for number in range(100)])
     assert len({pid for _, pid in [job.result(timeout=300) for job in orderly]}) == 900
     assert {job.result(timeout=300) for job in dying} == {1}
@@ -213,7 +213,7 @@ def test_nothing_is_left_of_a_thousand_processes(project: Project, tasks) -> Non
 
 
 def children(parent: int) -> list[str]:
-    """The states of a process's children, those that have ended and were not waited for among them."""
+    """Return the states of a process's children, including zombies."""
     states = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
@@ -251,7 +251,7 @@ HEAP = """
 
 @pytest.mark.parametrize("slot", ["isolated", "process"])
 def test_processes_share_huge_pages_and_own_no_more_than_without(project: Project, slot: str) -> None:
-    """Memory in KiB, as the kernel counts it."""
+    """Memory is in KiB, as the kernel counts it."""
     project.write("heap.py", HEAP.replace('"isolated"', f'"{slot}"'))
     heap = project.tasks("heap.py")
 

@@ -1,4 +1,4 @@
-"""Slots of every kind: what a job can rely on is the same in a process, in a thread and on an event loop."""
+"""Slots of every kind: a job can rely on the same things in a process, in a thread and on an event loop."""
 
 from __future__ import annotations
 
@@ -148,10 +148,10 @@ def test_an_error_of_any_class_ends_the_job_alone(kinds: Kinds, kind: Kind, name
     job = tasks.raises.delay(name)
     with contextlib.suppress(BaseException):
         job.result(timeout=30)
-    # The job's end, and not that of the wait for it.
+    # The job itself failed, not just the wait for it.
     assert job.info().state == "failed"
     after = {tasks.place.delay().result(timeout=30)[0] for _ in range(8)}
-    # A second process may run its first job only now; none was lost.
+    # A second process may run its first job only now, but none was lost.
     assert before & after and "was lost" not in worker.output
 
 
@@ -167,7 +167,7 @@ def test_one_process_runs_as_many_jobs_at_once_as_it_has_slots(kinds: Kinds, kin
     tasks, worker = kinds.start(kind, "-c", "1", *kind.options[2:])
     jobs = [tasks.waits.delay(str(number)) for number in range(kind.slots + 3)]
     eventually(lambda: len(kinds.notes("waits")) >= kind.slots, 30, lambda: worker.output)
-    # Three wait at the broker, for any other worker.
+    # Three jobs wait at the broker, for any worker.
     assert len(kinds.notes("waits")) == kind.slots
     kinds.go()
     assert len({job.result(timeout=30)[0] for job in jobs}) == 1
@@ -176,7 +176,7 @@ def test_one_process_runs_as_many_jobs_at_once_as_it_has_slots(kinds: Kinds, kin
 @named(SHARED)
 def test_long_jobs_hold_up_no_short_ones_in_the_slots_beside_them(kinds: Kinds, kind: Kind) -> None:
     tasks, worker = kinds.start(kind, "-c", "1", *kind.options[2:])
-    # So short that they are sent by the hundred.
+    # These jobs are so short that the broker sends hundreds at once.
     assert tasks.add.starmap([(n, 0) for n in range(3_000)])[-1].result(timeout=60) == 2_999
     long = [tasks.waits.delay(str(number)) for number in range(kind.slots - 1)]
     eventually(lambda: len(kinds.notes("waits")) == len(long), 30, lambda: worker.output)
@@ -233,7 +233,7 @@ def test_a_process_that_can_record_no_error_is_replaced_when_its_jobs_have_ended
     with contextlib.suppress(BaseException):
         broken.result(timeout=30)
     assert broken.info().state == "failed"
-    # Nothing more begins there, and what runs is not cut off.
+    # No further job begins in that process, and its running job isn't cut off.
     next_one = tasks.place.delay()
     eventually(lambda: next_one.info().state == "waiting", 30)
     assert beside.info().state == "running"
@@ -281,7 +281,7 @@ def test_a_fault_in_a_thread_is_charged_to_its_job_alone(kinds: Kinds, how: str,
     eventually(lambda: len(kinds.notes("waits")) == 6, 30, lambda: worker.output)
     with pytest.raises(WorkerCrashed, match=signal_name):
         faulty.dies.delay(how).result(timeout=30)
-    # What may run once has run; the others are interrupted, and no crash is counted.
+    # The job that may run only once fails; the others are interrupted, and no crash is counted against them.
     with pytest.raises(WorkerCrashed, match="by another job's fault, and it may not run again"):
         once.result(timeout=30)
     eventually(lambda: len(kinds.notes("waits")) == 11, 30, lambda: worker.output)
@@ -337,7 +337,7 @@ def test_a_thread_that_c_code_ends_costs_its_job_and_no_other(kinds: Kinds) -> N
         with pytest.raises(WorkerCrashed, match="the thread that ran it was lost: C code has ended it"):
             tasks.ends_its_thread.delay().result(timeout=30)
     worker.wait_for_output("a new thread takes its slot, and the other jobs go on")
-    # All three slots are there: two are idle, and run jobs at once.
+    # All three slots still exist: two are idle, and run jobs at once.
     more = [tasks.waits.delay(str(number)) for number in range(2)]
     eventually(lambda: len(kinds.notes("waits")) == 3, 30, lambda: worker.output)
     kinds.go()
@@ -529,7 +529,7 @@ def test_a_loop_survives_what_jobs_leave_on_it(project: Project) -> None:
     with contextlib.suppress(BaseException):
         cancels.result(timeout=30)
     assert cancels.info().state == "failed"
-    # Several that begin in one pass of the loop: the first cancels the others before their first step.
+    # Several jobs begin in one pass of the loop: the first cancels the others before their first step.
     for job in rude.begins_with_another.map([str(number) for number in range(50)]):
         with contextlib.suppress(BaseException):
             job.result(timeout=30)
@@ -579,5 +579,5 @@ def test_a_job_that_blocks_the_loop_is_named_with_its_line(project: Project) -> 
     (project.directory / "go").touch()
     for job in beside:
         job.result(timeout=30)
-    # Those that awaited were held up, and are not to blame.
+    # Jobs that only awaited were held up, and aren't to blame.
     assert worker.output.count("has blocked the event loop") == 1

@@ -1,4 +1,4 @@
-"""Slots that wait take little memory, in their own process and in the supervisor."""
+"""Waiting slots use little memory, in their own process and in the supervisor."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def bytes_of(field: str, pids: list[int]) -> int:
 @pytest.fixture
 def light(project: Project) -> Project:
     project.write("light.py", APP)
-    # A broker that a worker starts would be counted with it.
+    # A broker started by the worker would count towards its memory.
     server = project.start("penstock", "server", "--listen", f"unix:{project.directory}/socket", "--data", project.data)
     server.wait_for_output("listening")
     project.environment["PENSTOCK_URL"] = f"unix:{project.directory}/socket"
@@ -71,7 +71,7 @@ def test_a_slot_more_takes_little_memory(light: Project, task: str, option: str,
 
 def test_a_supervisor_has_no_huge_pages(light: Project) -> None:
     fewer = after_many_jobs(light, "on_a_loop", "--async", "4")
-    # Three are there before the supervisor can say that it wants none, or fewer where the kernel has none at hand.
+    # Three exist before the supervisor can opt out of huge pages; fewer if the kernel has none available.
     at_its_start = max(bytes_of("AnonHugePages", [fewer.pid]), 3 * HUGE_PAGE_BYTES)
     fewer.signal(signal.SIGTERM)
     assert fewer.wait() == 0, fewer.output

@@ -1,4 +1,4 @@
-"""Time limits in slots of every kind: whatever a job is stuck in, it ends in time, and nothing else is lost."""
+"""Time limits in slots of every kind: wherever a job is stuck, it ends in time, and nothing else is lost."""
 
 from __future__ import annotations
 
@@ -234,14 +234,14 @@ def test_a_job_ends_in_time_and_its_slot_serves_on(limits: Limits, kind: Kind, w
             job.result(timeout=60)
     assert "ran longer than its timeout of 0.4 s" in str(caught.value)
     assert ("did not end within 0.5 s after that" in str(caught.value)) == (way not in CAN_INTERRUPT[kind])
-    # It has failed, as no crash, and does not run again.
+    # The job failed without a crash, and doesn't run again.
     info = job.info()
     assert (info.state, info.crashes, limits.notes("stuck")) == (JobState.FAILED, 0, [way])
     assert [job.result(timeout=60) for job in limits.tasks.add.starmap([(n, n) for n in range(50)])] == [
         2 * n for n in range(50)
     ]
     assert "limits.stuck" in worker.output and "was lost" not in worker.output
-    # Whether it was killed is for people to see.
+    # The log says whether the job was killed.
     assert ("did not end within" in worker.output) == (way not in CAN_INTERRUPT[kind])
 
 
@@ -255,7 +255,7 @@ def test_neighbours_lose_nothing(limits: Limits, kind: Kind, way: str) -> None:
     with pytest.raises(TaskTimeout):
         limits.tasks.stuck.delay(way).result(timeout=60)
     limits.go()
-    # Not even where their process had to be killed under them.
+    # Nothing is lost even if the neighbours' process had to be killed.
     assert [job.result(timeout=60) for job in jobs] == [(1, 0)] * 3
     runs = Counter(line.split()[0] for line in limits.notes("neighbour"))
     if way in CAN_INTERRUPT[kind]:
@@ -273,13 +273,13 @@ def test_an_evicted_process_is_replaced_at_once_and_its_jobs_may_end(limits: Lim
     evicted = {int(line.split()[1]) for line in limits.notes("neighbour")}
     stuck = limits.tasks.stuck.delay(way)
     worker.wait_for_output("takes no more jobs")
-    # All of the slots are there again, in another process.
+    # All slots are available again, in another process.
     found = {job.result(timeout=60) for job in limits.tasks.where.starmap([()] * 20)}
     assert found and not found & evicted
     assert not stuck.done()
     limits.go()
     assert [job.result(timeout=60) for job in jobs] == [(1, 0)] * 2
-    # Nothing is worth waiting for any more.
+    # The evicted process has nothing left to wait for.
     with pytest.raises(TaskTimeout):
         stuck.result(timeout=60)
     assert len(limits.notes("neighbour")) == 2
@@ -291,7 +291,7 @@ def test_more_stuck_jobs_than_there_are_processes_to_spare_cost_slots_and_are_na
     neighbours = limits.tasks.neighbour.map(range(1))
     eventually(lambda: len(limits.notes("neighbour")) == 1)
     stuck = []
-    # Each in the process that has replaced the last.
+    # Each job runs in the process that replaced the previous one.
     for number in (1, 2):
         stuck.append(limits.tasks.stuck.delay("sleep"))
         eventually(lambda number=number: worker.output.count("takes no more jobs") == number)
@@ -313,7 +313,7 @@ def test_more_stuck_jobs_than_there_are_processes_to_spare_cost_slots_and_are_na
 @named(KINDS)
 def test_a_job_over_its_limit_is_retried_only_if_its_task_says_so(limits: Limits, kind: Kind) -> None:
     limits.start(kind)
-    # Stopped by an exception, and where none gets in.
+    # One job is stopped by an exception, and the other is stuck where none can be raised.
     for way in ("loop", "sqlite"):
         assert limits.tasks.stuck_at_first.delay(way).result(timeout=60) == 3
     with pytest.raises(TaskTimeout):
@@ -328,7 +328,7 @@ def test_limits_of_the_call_go_before_those_of_the_task(limits: Limits, kind: Ki
         limits.tasks.fails_in_time.options(timeout=0.3).delay("loop").result(timeout=60)
     job = limits.tasks.neighbour.options(timeout=0.3)
     assert job.task is limits.tasks.neighbour
-    # A task's own limit is lifted for one call.
+    # One call lifts the task's own limit.
     waits = limits.tasks.returns_all_the_same.options(timeout=None, soft_timeout=0.2)
     assert waits.delay().result(timeout=60) == 1
 
@@ -369,7 +369,7 @@ def test_what_a_task_has_returned_in_time_is_kept_however_long_it_takes_to_store
 
 @named(KINDS)
 def test_an_import_is_never_interrupted_halfway(limits: Limits, kind: Kind) -> None:
-    # Its last line is a part of it; what follows the import in the job may be interrupted.
+    # The module's last line belongs to the import; the job's code after the import may be interrupted.
     lines = "import time", "time.sleep(1)", "from limits import note", 'note("imported", "whole")'
     limits.project.write("slow_to_import.py", "\n".join(lines))
     worker = limits.start(kind, "--kill-grace", "30")
@@ -381,7 +381,7 @@ def test_an_import_is_never_interrupted_halfway(limits: Limits, kind: Kind) -> N
 
 @named(KINDS)
 def test_a_limit_is_for_one_attempt_and_never_hits_another_job(limits: Limits, kind: Kind) -> None:
-    """Jobs that take about as long as they may, among others without limits."""
+    """Jobs run for about as long as their limit allows, among others without limits."""
     worker = limits.start(kind, "--kill-grace", "30")
     count = 120 if kind is ISOLATED else 3_000
     limited = limits.tasks.about_as_long.options(timeout=0.003)

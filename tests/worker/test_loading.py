@@ -1,4 +1,4 @@
-"""How a worker loads an app: once, before it forks, and with one clear message where it can't."""
+"""How a worker loads an app: once, before it forks, and with one clear message if it can't."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_exit_handlers_of_the_app_run_in_each_process_in_order(project: Project)
 
 
 def test_a_process_leaves_in_order_and_is_not_taken_apart(project: Project) -> None:
-    """Finalising copies the whole heap of a fork: objects that are alive stay as they are."""
+    """Finalising would copy the whole heap of a fork, so live objects stay as they are."""
     project.write(
         "thing.py",
         """
@@ -212,7 +212,7 @@ def test_a_process_leaves_in_order_and_is_not_taken_apart(project: Project) -> N
 
 
 def test_what_the_loaded_app_cleans_up_at_its_end_stays_until_then(project: Project) -> None:
-    """Each process used to run the finalizers of the zygote's objects, and the first removed what all others used."""
+    """Each process used to run finalizers of the zygote's objects; the first removed resources that all others used."""
     project.write(
         "thing.py",
         """
@@ -313,7 +313,7 @@ def test_what_was_closed_again_is_not_named(project: Project) -> None:
         def work() -> None: ...
         """,
     )
-    # A service's log may be a socket, which it has got from who started it.
+    # A service's log may be a socket that the service inherited.
     ours, theirs = socket.socketpair()
     with ours, theirs:
         os.set_inheritable(theirs.fileno(), True)
@@ -358,7 +358,7 @@ def test_logging_of_the_app_is_left_alone(project: Project) -> None:
 
 
 def test_a_worker_that_the_broker_refuses_ends_and_says_why(project: Project) -> None:
-    """The worker used to reconnect again and again, and to say that it was running."""
+    """The worker used to reconnect again and again, and to report that it was running."""
     project.write("thing.py", "from penstock import App\napp = App('x')\n@app.task\ndef work() -> None: ...")
     worker = project.worker("thing:app", "-c", "1", "-Q", "q" * 300)
     assert worker.wait(30) == 78, worker.output

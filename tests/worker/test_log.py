@@ -1,4 +1,4 @@
-"""A worker's log is for people: where nobody can read it, jobs run anyway."""
+"""A worker's log is for people: if its output can't be written, jobs run anyway."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_log_that_can_not_be_written_ends_no_job_and_no_worker(project: Projec
     command = ["penstock", "worker", "tasks:app", "-c", "1", "--verbose", "--log-format", style]
     worker = project.start("bash", "-c", f'exec "$@" {log}', "bash", *command, OWN_LOG="/dev/full")
     tasks = project.tasks()
-    # Each of them is logged by the process that runs it.
+    # The process that runs a job logs it.
     for number in range(1, 30):
         assert tasks.divide.delay(number, 1).result(timeout=20) == number
         with pytest.raises(ZeroDivisionError):
@@ -61,7 +61,7 @@ TALKS = """
 
 
 def lines_of(project: Project, *options: str, setup: str = "") -> tuple[str, list[str]]:
-    """Run one job; its id, and the lines that name its order."""
+    """Run one job; return its id and the log lines that name its order."""
     project.write("tasks.py", TALKS.format(setup=setup))
     job = project.tasks().order.delay(7)
     worker = project.penstock("worker", "tasks:app", "-c", "1", "--burst", *options)

@@ -1,4 +1,4 @@
-"""A process that dies with many jobs: the guilty one is charged, and each of the others is interrupted once at most."""
+"""A process that dies with many jobs: the guilty one is charged, and each of the others is interrupted at most once."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Many:
         (self.project.directory / name).touch()
 
     def notes(self, word: str = "run") -> list[tuple[str, int]]:
-        """Names and processes of the jobs that began, or ended."""
+        """Return the names and processes of the jobs that began, or ended."""
         return [(name, int(pid)) for first, name, pid in lines(self.project) if first == word]
 
     def runs(self) -> Counter[str]:
@@ -114,7 +114,7 @@ class Many:
         eventually(lambda: len(self.notes()) >= count, 60, lambda: f"{self.notes()}\n{worker.output}")
 
     def assert_one_at_a_time(self, begun: int) -> None:
-        """The jobs after so many begun ones ran one after another, each in a process of its own."""
+        """Check that the jobs after the first ``begun`` ran one after another, each in a process of its own."""
         words = lines(self.project)[begun:]
         running = None
         for word, name, pid in words:
@@ -147,21 +147,21 @@ def test_where_nobody_is_named_each_runs_alone_and_only_the_guilty_one_is_charge
     assert len({pid for _, pid in many.notes()}) == 1
     many.touch("second")
     many.touch("die")
-    # It and 19 others died once; it alone dies twice more.
+    # The guilty job and 19 others died once; the guilty job alone dies twice more.
     assert [job.result(timeout=60) for job in waiting] == [(0, True, True)] * (JOBS - 1)
     reason = {"_exit": "status 3", "exit": "status 4|C code has ended it", "kill": "SIGKILL"}[how]
     with pytest.raises(WorkerCrashed, match=reason):
         guilty.result(timeout=60)
     runs = many.runs()
     times = runs.pop("guilty")
-    # C's exit() ends its own thread first. Where that is heard of before the process has gone, the guilty one is known.
+    # C's exit() ends its own thread first. If that is noticed before the process is gone, the guilty job is known.
     assert times == 3 or (how, times) == ("exit", 2)
     assert runs == {str(number): 2 for number in range(JOBS - 1)}
     many.assert_one_at_a_time(JOBS)
     assert guilty.info().crashes == 2
     assert {job.info().crashes for job in waiting} == {0}
     assert "each is handed back, and runs alone next" in worker.output
-    # There are slots for what comes next, and one line for what happened, not one for each job.
+    # There are slots for further jobs, and the log has one line per event, not one per job.
     assert many.tasks.quick.delay(7).result(timeout=30) == 7
     assert worker.output.count("ERROR") == 3, worker.output  # which is 1 + 1 + 1, or 2 + 1
 
@@ -178,7 +178,7 @@ def test_where_the_guilty_one_is_named_it_alone_is_interrupted_again(many: Many,
     many.wait_for_runs(2 * (JOBS - 1) + 2, worker)
     many.touch("go")
     assert [job.result(timeout=60) for job in waiting] == [0] * (JOBS - 1)
-    # It killed the process that it was in with them once, and then one of its own.
+    # The guilty job killed the shared process once, and then one of its own.
     assert many.runs() == {**{str(number): 2 for number in range(JOBS - 1)}, "guilty": 2}
     assert guilty.info().crashes == 2
     second = [pid for name, pid in many.notes()[JOBS:] if name != "guilty"]
@@ -227,7 +227,7 @@ def test_waiting_suspects_hold_up_no_other_jobs(many: Many, kind: Kind) -> None:
     waiting = many.tasks.stays.map([str(number) for number in range(JOBS)])
     many.wait_for_runs(JOBS, worker)
     os.kill(many.notes()[0][1], signal.SIGKILL)
-    # One runs alone, for as long as it likes, and 19 wait for it to end.
+    # One suspect runs alone, for as long as it likes, while 19 wait for it to end.
     many.wait_for_runs(JOBS + 1, worker)
     assert [job.result(timeout=30) for job in many.tasks.quick.map(list(range(200)))] == list(range(200))
     assert len(many.notes()) == JOBS + 1
@@ -260,7 +260,7 @@ def test_suspects_outlive_their_worker_and_the_broker(many: Many, kind: Kind) ->
     many.wait_for_runs(JOBS, worker)
     os.kill(many.notes()[0][1], signal.SIGKILL)
     many.wait_for_runs(JOBS + 1, worker)
-    # The worker comes back to a broker that knows of them, and goes on.
+    # The worker reconnects to a broker that knows the suspects, and keeps serving.
     many.project.kill_broker()
     assert many.tasks.quick.delay(1).result(timeout=60) == 1
     assert len(many.notes()) == JOBS + 1
@@ -269,14 +269,14 @@ def test_suspects_outlive_their_worker_and_the_broker(many: Many, kind: Kind) ->
         ended.wait(30)
     many.wait_for_runs(JOBS + 2, many.worker(kind))
     many.touch("go")
-    # They are charged with the loss of their worker, as all that it held is.
+    # Like all jobs of a lost worker, the suspects are charged with its loss.
     assert [job.result(timeout=60) for job in waiting] == [1] * JOBS
     many.assert_one_at_a_time(JOBS + 1)
     assert set(many.runs().values()) == {2, 3}
 
 
 def test_jobs_whose_worker_was_lost_are_no_suspects(many: Many) -> None:
-    """All that a lost machine held is to run somewhere else at once, and not one by one."""
+    """Jobs of a lost machine must run elsewhere at once, not one by one."""
     worker = many.start(THREADS, "--heartbeat", "1")
     waiting = many.tasks.stays.map([str(number) for number in range(JOBS)])
     many.wait_for_runs(JOBS, worker)
@@ -301,7 +301,7 @@ def test_a_thread_that_ends_alone_takes_no_other_job_with_it(many: Many) -> None
 
 
 def test_of_threads_and_an_event_loop_one_job_runs_alone_at_a_time(many: Many) -> None:
-    """And neither kind waits for all suspects of the other."""
+    """Neither the threads nor the event loop wait for all suspects of the other."""
     many.project.write(
         "many.py",
         source(

@@ -1,4 +1,4 @@
-"""The memory of a worker: what each process keeps, what the kernel kills, and what does not start for a lack of it."""
+"""Worker memory: how much each process keeps, which processes the kernel kills, and which jobs wait for memory."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def group() -> Iterator[MemoryGroup]:
 
 
 def anonymous(pid: int) -> int:
-    """Bytes of a process's own pages."""
+    """Return the bytes of a process's own pages."""
     text = Path(f"/proc/{pid}/status").read_text()
     found = re.search(r"RssAnon:\s+(\d+) kB", text)
     assert found is not None
@@ -143,7 +143,7 @@ def test_a_process_that_keeps_too_much_is_replaced_between_jobs(memory: Memory, 
     said = worker.wait_for_output("a process is replaced: it has")
     assert re.search(r"it has [67]\d MiB of its own, and may keep 40 MiB \(--max-memory-per-child\)", said), said
     assert "ERROR" not in said
-    # Its successor has less, and stays.
+    # The successor has less memory, and stays.
     second = keeps.delay(0).result(timeout=30)
     assert keeps.delay(10).result(timeout=30) == second
 
@@ -153,7 +153,7 @@ def test_memory_that_was_freed_is_given_back_before_a_process_is_replaced(memory
     first = memory.tasks.pid.delay().result(timeout=60)
     before = anonymous(first)
     assert memory.tasks.frees.delay(120).result(timeout=60) == first
-    # It waits for a job meanwhile, and is woken for that.
+    # The process is idle, and is woken to give memory back.
     eventually(lambda: anonymous(first) < before + 20 * MB, 60, lambda: worker.output)
     assert memory.tasks.pid.delay().result(timeout=30) == first
     assert "is replaced" not in worker.output
@@ -175,7 +175,7 @@ def test_a_death_by_memory_is_named_with_the_limit_and_the_process_s_and_the_tas
     group: MemoryGroup, memory: Memory
 ) -> None:
     worker = group.worker(memory.project, "memory:app", "-c", "1")
-    # 90 % of the container's is a worker's own limit.
+    # A worker's default limit is 90 % of the container's.
     worker.wait_for_output("jobs start while this worker's memory is below 270 MiB")
     memory.touch("at once")
     assert memory.tasks.holds.delay(60, "at once").result(timeout=60) == 1
@@ -190,7 +190,7 @@ def test_a_death_by_memory_is_named_with_the_limit_and_the_process_s_and_the_tas
     had, times, usual = int(found[1]), float(found[2]), int(found[3])
     assert 200 <= had <= 300 and 50 <= usual <= 70 and abs(times - had / usual) < 0.1
     assert found[0] in worker.wait_for_output("was lost: out of memory")
-    # A kill that is none of the kernel's is called so.
+    # The log names a kill that didn't come from the kernel.
     child = memory.tasks.pid.delay().result(timeout=60)
     with pidfd(child) as ended:
         os.kill(child, signal.SIGKILL)
@@ -209,7 +209,7 @@ def test_a_job_that_takes_all_is_charged_and_its_neighbours_are_not_once_it_is_k
     neighbours = [memory.tasks.stays.delay("go") for _ in range(5)]
     eventually(lambda: len(memory.notes("begun")) == 5, 30, lambda: worker.output)
     first = memory.tasks.takes_all.delay()
-    # Nothing is known of either: all are suspects, and run alone.
+    # Neither task's memory is known yet, so all jobs are suspects and run alone.
     eventually(lambda: "each is handed back, and runs alone next" in worker.output, 60, lambda: worker.output)
     memory.touch("go")
     with pytest.raises(WorkerCrashed, match="out of memory"):
@@ -223,14 +223,14 @@ def test_a_job_that_takes_all_is_charged_and_its_neighbours_are_not_once_it_is_k
     with pytest.raises(WorkerCrashed, match="out of memory"):
         second.result(timeout=60)
     assert "the other jobs of its process were interrupted and handed back" in worker.output
-    # It died with its neighbours once, and once alone.
+    # The second job died once with its neighbours, and once alone.
     assert Counter(what for what, _ in memory.notes("begun")[seen:])["all"] == 2
 
     def run_together_again() -> bool:
         stays = [pid for what, pid in memory.notes("begun")[seen + 5 :] if what == "stays"]
         return len(stays) >= 5 and len(set(stays[-5:])) == 1 and stays[-1] in memory.project.processes()
 
-    # The kernel may have killed them once more, together with a process that had far more memory.
+    # The kernel may have killed the neighbours once more, together with a process that used far more memory.
     eventually(run_together_again, 30, lambda: worker.output)
     memory.touch("later")
     for job in neighbours:
@@ -247,12 +247,12 @@ def test_jobs_that_would_not_fit_wait_and_others_go_on(memory: Memory) -> None:
     eventually(lambda: len(memory.notes("begun")) >= 2, 60, lambda: worker.output)
     said = worker.wait_for_output("memory.holds waits for memory")
     assert re.search(r"it usually needs (9|1\d)\d MiB, and this worker uses \d+ MiB of 300 MiB", said), said
-    # Two of its slots are free for others.
+    # Two slots are free for other jobs.
     pids = {job.result(timeout=30) for job in [memory.tasks.pid.delay() for _ in range(50)]}
     assert not pids & {pid for _, pid in memory.notes("begun")}
     assert len(memory.notes("begun")) == 2
     assert Counter(job.info().state for job in jobs) == {"running": 2, "waiting": 4}
-    # The broker knows that somebody has the task.
+    # The broker knows that a worker has the task.
     [queue] = memory.project.status()["queues"]
     assert queue["unknown"] == 0
     memory.touch("go")
@@ -268,7 +268,7 @@ def test_a_job_that_needs_more_than_the_limit_runs_when_nothing_else_does(memory
     jobs = [memory.tasks.holds.delay(200, "at once") for _ in range(4)]
     assert worker.wait(60) == 0, worker.output
     assert [job.result(timeout=30) for job in jobs] == [1] * 4
-    # Of the first two nothing was known.
+    # Nothing was known about the first two.
     assert memory.most_at_once() <= 2
     assert len(memory.notes("begun")) == 4
 
@@ -286,7 +286,7 @@ def test_a_limit_below_the_loaded_app_is_refused(memory: Memory) -> None:
 
 
 def test_a_supervisor_needs_no_more_memory_after_many_jobs(memory: Memory) -> None:
-    """A leak of 70 bytes a job would be seen."""
+    """The test is sensitive enough to notice a leak of 70 bytes per job."""
     worker = memory.worker("-c", "2")
 
     def run(jobs: int) -> None:
@@ -295,7 +295,7 @@ def test_a_supervisor_needs_no_more_memory_after_many_jobs(memory: Memory) -> No
                 job.result(timeout=60)
 
     def idle() -> int:
-        """The figure when it has not changed for two seconds: with nothing to do, the worker gives memory back."""
+        """Return the memory once it is unchanged for two seconds: an idle worker gives memory back."""
         last, since = 0, 0.0
 
         def is_still() -> bool:
@@ -311,5 +311,5 @@ def test_a_supervisor_needs_no_more_memory_after_many_jobs(memory: Memory) -> No
     run(40_000)
     before = idle()
     run(60_000)
-    # 70 bytes of each job: less than anything that it knows of one.
+    # 70 bytes per job: less than any record that the supervisor keeps of one.
     assert idle() <= before + 4 * MB

@@ -1,4 +1,4 @@
-"""Processes that jobs start and leave behind end with the process that ran the job, or with the worker. The worker
+"""Processes that jobs start and leave behind exit with the process that ran the job, or with the worker. The worker
 reaps them, even as the first process of a container."""
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def worker(project: Project, *options: str) -> Process:
 
 
 def children_of(*parents: int) -> dict[int, str]:
-    """Process id and state of each."""
+    """Return the id and state of each child process."""
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
@@ -149,7 +149,7 @@ def test_what_is_left_has_time_to_clean_up(project: Project, tasks) -> None:
 
 
 def test_what_was_there_before_the_worker_is_left_alone(project: Project, tasks) -> None:
-    """A shell that has started something else, and then becomes the worker."""
+    """A shell starts another program, and then becomes the worker."""
     script = 'sleep 600 & echo $! > beside; exec penstock worker leaves:app -c 1 --isolated 1 --name "after a shell"'
     running = project.start("sh", "-c", script)
     tasks.leaves.delay().result(timeout=60)
@@ -168,7 +168,7 @@ def test_orphans_are_waited_for(project: Project, tasks) -> None:
     zygote = tasks.who.delay().result(timeout=60)
     orphans = [tasks.leaves_a_dead_one.delay().result(timeout=60) for _ in range(5)]
     eventually(lambda: all(map(is_gone, orphans)), 30, lambda: str(children_of(zygote, running.pid)))
-    # The process of the last job may be about to be waited for itself.
+    # The last job's own process may be a zombie for a moment.
     eventually(
         lambda: "Z" not in children_of(zygote, running.pid).values(), 30, lambda: str(children_of(zygote, running.pid))
     )
@@ -204,11 +204,11 @@ def test_a_worker_may_be_the_first_process_of_a_container(project: Project, task
         "penstock", "worker", "leaves:app", "-c", "1", "--isolated", "2", "--name", "first",
     )  # fmt: skip
     numbers = [job.result(timeout=60) for job in jobs]
-    # In its own count: the worker is 1, and all its children come after it.
+    # Within its own namespace the worker has the number 1, and its children have higher ones.
     assert min(numbers) > 1
     (first,) = children_of(container.pid)
     zygote = next(iter(children_of(first)))
-    # A process that was started next to it, as `docker exec` does, leaves one that is nobody else's.
+    # A process started next to the worker, as `docker exec` does, leaves an orphan that only the worker can reap.
     beside = ["nsenter", "--target", str(first), "--pid", "--mount", "sh", "-c", "sleep 0.2 & exit 0"]
     subprocess.run(beside, check=True)
     eventually(lambda: set(children_of(first)) == {zygote}, 30, lambda: str(children_of(first, zygote)))

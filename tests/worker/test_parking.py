@@ -1,4 +1,4 @@
-"""Waiting inside a task, in slots of every kind: a job that waits lends its slot, and goes on when its wait is over."""
+"""Waiting inside a task, in slots of every kind: a waiting job lends its slot, and resumes when its wait is over."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ SOURCE = """
 
 
 class Waits:
-    """An app whose jobs wait for others, and its worker."""
+    """An app whose jobs wait for others, with its worker."""
 
     def __init__(self, project: Project) -> None:
         self.project = project
@@ -143,7 +143,7 @@ class Waits:
         return any(note.split(" ")[0] == name for note in notes(self.project, "runs"))
 
     def begun(self, name: str) -> None:
-        """Wait until the job that a job waits for runs, in the place of that."""
+        """Wait until the awaited job runs, in the slot of the job that waits for it."""
         eventually(lambda: self.runs(name))
 
     def processes(self, worker: Process) -> set[int]:
@@ -153,7 +153,7 @@ class Waits:
 
 
 def parents(pid: int) -> list[int]:
-    """Return the numbers of the processes above one, the nearest first."""
+    """Return the ids of a process's ancestors, nearest first."""
     above = []
     while pid > 1:
         try:
@@ -193,7 +193,7 @@ def test_the_list_of_workers_says_how_many_jobs_are_parked(shop: Waits, kind: Ki
     def figures() -> list[int]:
         return [worker[figure] for worker in json.loads(listed("--json")) for figure in ("busy", "parked")]
 
-    # The job that it waits for has its slot.
+    # The awaited job has the slot.
     eventually(lambda: figures() == [1, 1], 20, lambda: listed())
     assert "1 parked" in listed()
     shop.open("here")
@@ -227,7 +227,7 @@ def test_the_time_that_a_job_waits_does_not_count_against_its_timeout(shop: Wait
     shop.start(kind)
     job = shop.tasks.waits_in_time.delay("late")
     shop.begun("late")
-    # Its timeout is a second, and no event comes of time that does not count.
+    # The timeout is one second, and no event marks time that doesn't count.
     with pytest.raises(TimeoutError):
         job.result(timeout=1.5)
     shop.open("late")
@@ -251,10 +251,10 @@ def test_a_process_that_is_killed_while_its_job_waits_is_a_crash_and_leaves_none
     [parent] = notes(shop.project, "parent")
     os.kill(int(parent), signal.SIGKILL)
     eventually(lambda: job.info().crashes == 1)
-    # It runs once more when there is a slot, and waits for another job of its own.
+    # The job runs once more when a slot is free, and waits for another job.
     shop.open("opens")
     assert job.result(timeout=20) != int(parent)
-    # Substitutes that nobody needs go.
+    # Substitutes exit when they are no longer needed.
     eventually(lambda: len(shop.processes(worker)) == 1, timeout=30)
     assert shop.tasks.down.delay(3).result(timeout=20) == 3
 
@@ -304,7 +304,7 @@ def test_a_wait_that_is_over_goes_before_jobs_that_have_not_begun(shop: Waits, k
     job = shop.tasks.is_impatient.delay("first")
     shop.begun("first")
     others = [shop.tasks.opens.delay(f"other-{number}") for number in range(3)]
-    # What it waits for has the slot, and no event tells that it waits for that by now.
+    # The awaited job has the slot, and no event reports that the impatient one now waits for that slot.
     with pytest.raises(TimeoutError):
         job.result(timeout=1)
     shop.open("first")

@@ -1,4 +1,4 @@
-"""Workers that people pause, resume, drain and stop from anywhere: `penstock workers pause NAME` and its like."""
+"""Workers that people pause, resume, drain and stop from anywhere, with `penstock workers pause NAME` and the like."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def workers(shop: Shop) -> dict[str, dict[str, Any]]:
 
 
 def start(shop: Shop, *names: str) -> list[Process]:
-    """Workers of one slot that have all told the broker of themselves."""
+    """Start workers with one slot each; return once the broker knows all of them."""
     processes = [shop.worker("-c", "1", "--name", name) for name in names]
 
     def listed() -> bool:
@@ -52,10 +52,10 @@ def test_a_paused_worker_begins_nothing_and_others_take_the_rest(shop: Shop) -> 
     shop.release("one")
     shop.release("two")
     assert {job.result(timeout=30) for job in running} == pids
-    # Both of its slots are free, and the jobs that wait are nobody's.
+    # Both slots are free, but the waiting jobs stay in the queue.
     assert {job.info().state for job in waiting} == {"waiting"}
     queue = next(queue for queue in shop.project.status()["queues"] if queue["name"] == "default")
-    # It has them in mind, so people are not told that no worker has the tasks.
+    # A paused worker keeps its tasks registered, so no warning says that no worker has them.
     assert (queue["ready"], queue["unknown"]) == (50, 0)
     assert queue["consumers"] > 0
 
@@ -73,19 +73,19 @@ def test_a_worker_stays_paused_when_its_broker_is_killed(shop: Shop) -> None:
     mill = shop.ready_worker("-c", "1", "--name", "mill")
     order(shop, "pause", "mill")
     shop.project.kill_broker()
-    # This starts the next one.
+    # This call starts the next broker.
     job = shop.tasks.pid.delay()
     eventually(lambda: state(shop) == "paused", 30, lambda: mill.output)
     queue = next(queue for queue in shop.project.status()["queues"] if queue["name"] == "default")
     assert (queue["ready"], queue["unknown"]) == (1, 0)
-    # The next broker knows what this worker could run.
+    # The next broker knows which tasks this worker could run.
     assert queue["consumers"] > 0
     order(shop, "resume", "mill")
     assert isinstance(job.result(timeout=30), int)
 
 
 def test_a_worker_that_drains_waits_for_its_jobs_without_a_limit(shop: Shop) -> None:
-    # Of its grace nothing is left, as SIGTERM would show.
+    # The grace period is zero, as SIGTERM would show.
     mill = shop.ready_worker("-c", "2", "--name", "mill", "--grace", "0")
     running = shop.tasks.begin_and_wait.delay("running")
     child = shop.pid_of("running")
@@ -93,12 +93,12 @@ def test_a_worker_that_drains_waits_for_its_jobs_without_a_limit(shop: Shop) -> 
     assert said == "mill: draining; 1 job still running; exits after the last one\n"
     assert state(shop) == "draining"
     later = shop.tasks.pid.delay()
-    # A drain can't be undone, and a second one is no second signal.
+    # A drain can't be undone, and a second drain doesn't count as a second signal.
     assert order(shop, "drain", "mill") == said
     for other in ("resume", "pause"):
         assert "mill refused: it is about to end" in order(shop, other, "mill", code=1)
     assert "start another worker" in order(shop, "resize", "mill", "-c", "3", code=1)
-    # People learn of jobs that no worker takes.
+    # The log reports jobs that no worker takes.
     log = shop.project.data / "broker.log"
     eventually(lambda: "shop.pid" in log.read_text() or "tasks.pid" in log.read_text(), 30, log.read_text)
     shop.release("running")
@@ -115,7 +115,7 @@ def test_a_stop_is_what_sigterm_is(shop: Shop) -> None:
     assert "mill: stopping; 1 job still running, for at most 59 s" in order(shop, "stop", "mill").replace(
         "1 min 0 s", "59 s"
     )
-    # As an order may come twice, the second is no second signal, which would kill the job.
+    # An order may arrive twice, so the second one doesn't count as a second signal, which would kill the job.
     assert "mill: stopping; 1 job still running" in order(shop, "stop", "mill")
     assert state(shop) == "ending"
     shop.release("running")
@@ -134,7 +134,7 @@ def test_a_drain_that_takes_too_long_is_stopped_like_any_worker(shop: Shop, by_s
         mill.signal(signal.SIGTERM)
     else:
         order(shop, "stop", "mill")
-    # The first signal, so the jobs have had their grace.
+    # This counts as the first signal, so the jobs' grace has expired.
     assert mill.wait(30) == 0, mill.output
     assert (running.info().state, running.info().crashes) == ("waiting", 0)
 
@@ -156,7 +156,7 @@ def test_orders_are_for_all_workers_or_for_those_that_are_named(shop: Shop) -> N
     assert said == [
         {"name": name, "state": "serving", "slots": 1, "busy": 0, "ends_within_ms": None} for name in ("mill", "loom")
     ]
-    # Nobody is at a terminal to be asked.
+    # No terminal is attached to ask for confirmation.
     refused = order(shop, "stop", "--all", code=2)
     assert "Stop 2 workers" in refused
     assert "Give -y" in refused
@@ -172,7 +172,7 @@ def test_a_worker_that_can_not_be_asked_is_named_with_the_reason(shop: Shop) -> 
     assert said == "penstock: no worker named nobody is connected; `penstock workers ls` lists those that are\n"
     assert "several workers are named twin" in order(shop, "stop", "twin", code=1)
     assert [twin.returncode for twin in twins] == [None, None]
-    # A client is not a worker, whatever its name, and the other workers are still asked.
+    # A client isn't a worker, whatever its name, and the order still reaches the other workers.
     said = order(shop, "pause", "nobody", "mill", "twin", code=1)
     assert "mill: paused" in said
     assert "2 of 3 workers did not carry out the order" in said
@@ -193,7 +193,7 @@ def test_a_worker_that_is_lost_while_it_is_asked_is_said_to_be(shop: Shop) -> No
         mill.signal(signal.SIGCONT)
     assert "mill exited or lost its connection before it replied" in said
     assert "penstock workers ls" in said
-    # It is connected again, and does what it is asked to.
+    # The worker reconnects, and follows orders again.
     eventually(lambda: state(shop) is not None and workers(shop)["mill"]["connected"], 30, lambda: mill.output)
     order(shop, "pause", "mill")
     order(shop, "resume", "mill")
@@ -210,7 +210,7 @@ def test_a_worker_is_asked_few_things_at_a_time(shop: Shop) -> None:
 
     eventually(lambda: len(refused()) == 6, 30)
     assert all("too many questions are already on their way" in process.output for process in refused())
-    # It goes on with its work, and answers those that were passed on.
+    # The worker resumes its work, and answers the questions that the broker passed on.
     os.kill(mill.pid, signal.SIGCONT)
     assert sorted(process.wait(30) for process in asking) == [0] * 4 + [1] * 6
     assert order(shop, "resume", "mill") == "mill: serving with 1 slot; no job is running\n"
@@ -223,7 +223,7 @@ def test_an_engine_that_passes_nothing_on_says_so(shop: Shop) -> None:
         run = project.penstock("workers", "pause", "mill", PENSTOCK_URL=lesser.url)
         assert run.returncode == 75, run.output
         assert "asking a worker is not offered by Lesser 1" in run.output
-        # Its own figures say what there is to know.
+        # The engine's own figures still report the worker's state.
         listed = project.penstock("workers", "ls", "--json", PENSTOCK_URL=lesser.url)
         assert [worker["state"] for worker in json.loads(listed.output)] == ["serving"]
 

@@ -1,4 +1,4 @@
-"""The progress of running jobs, from slots of every kind."""
+"""Progress of running jobs, from slots of every kind."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def shop(project: Project) -> Shop:
 def test_the_latest_is_told_while_a_job_runs_and_the_last_when_it_has_ended(shop: Shop, kind: Kind) -> None:
     shop.start(kind)
     job = shop.tasks.stays.delay(1000)
-    # The task reports nothing more, but the last of its quick reports still arrives.
+    # The task reports nothing more, but the last of its rapid reports still arrives.
     eventually(lambda: job.progress() == Progress(1000, 2000, "step 1000"))
     assert str(job.progress()) == "1,000 of 2,000 (50 %): step 1000"
     assert job.progress().fraction == 0.5

@@ -1,4 +1,4 @@
-"""Processes that are replaced while their worker serves: the successor comes first, and no job is lost or run twice."""
+"""Processes replaced while their worker serves: the successor starts first, and no job is lost or run twice."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Recycled:
         return notes(self.project, word)
 
     def assert_none_was_missing_and_one_too_many(self, processes: int) -> None:
-        """Processes of the pool, one after another: never fewer than wanted, and never two more."""
+        """Check that the pool always had the wanted number of processes, and never two more."""
         there, least, most = 0, None, 0
         for word, _ in self.notes():
             if word == "start":
@@ -92,7 +92,7 @@ class Recycled:
                 least = there if least is None else min(least, there)
                 there -= 1
         assert most <= processes + 1, self.notes()
-        # Before the one that stops has stopped, its successor is there.
+        # A successor exists before the process that it replaces stops.
         assert least is not None and least >= processes + 1, self.notes()
 
 
@@ -128,7 +128,7 @@ def test_packets_of_quick_jobs_are_taken_back_from_processes_that_are_replaced(r
     while len(pids) < 8 and time.monotonic() - began < 60:
         pids |= {job.result(timeout=60) for job in recycled.tasks.quick.map(list(range(jobs, jobs + 3000)))}
         jobs += 3000
-    # Where forks are slow, processes are replaced less often.
+    # Where forking is slow, processes are replaced less often.
     if len(pids) < 8:
         raise TooSlow(f"{len(pids)} processes were replaced in 60 s: {worker.output}")
     assert Counter(recycled.named("run")) == {str(number): 1 for number in range(jobs)}
@@ -145,7 +145,7 @@ def test_a_process_that_is_replaced_ends_what_it_has_begun(recycled: Recycled, k
     def runs_elsewhere() -> bool:
         return recycled.tasks.quick.delay(1).result(timeout=30) != old
 
-    # Its slot is not missed while it waits for the end of its job.
+    # Its slot is served elsewhere while it waits for its job to end.
     eventually(runs_elsewhere, 30, lambda: worker.output)
     assert not recycled.named("stop")
     assert staying.info().state == "running"
@@ -159,9 +159,9 @@ def test_while_one_is_replaced_no_other_is(recycled: Recycled) -> None:
     worker = recycled.start(Kind("thread", ("-c", "3", "--threads", "2")), "--max-age", "500ms")
     staying = [recycled.tasks.stays.delay("go") for _ in range(6)]
     eventually(lambda: len(recycled.named("begun")) == 6, 30, lambda: worker.output)
-    # One is closed, and waits for the ends of its jobs; the others are old as well.
+    # One process is closing and waits for its jobs to end; the others are over age as well.
     eventually(lambda: len(recycled.named("start")) >= 4, 30, lambda: worker.output)
-    # The successor alone has free slots: it is busy with these for longer than it takes the others to be old.
+    # Only the successor has free slots, and these jobs keep it busy for longer than the others take to reach their age.
     for job in recycled.tasks.naps.starmap([(number, 0.02) for number in range(150)]):
         job.result(timeout=60)
     assert len(recycled.named("start")) == 4
@@ -183,7 +183,7 @@ def test_idle_processes_grow_old_too(recycled: Recycled, kind: Kind) -> None:
 
 
 def alive(project: Project, worker: Process) -> list[int]:
-    """The processes below the worker's zygote, dead ones that nobody has waited for among them."""
+    """Return the processes below the worker's zygote, including zombies."""
     parents = {}
     for pid in os.listdir("/proc"):
         if pid.isdecimal():
@@ -214,7 +214,7 @@ def test_nothing_is_left_of_processes_that_were_replaced(recycled: Recycled) -> 
         return len(recycled.named("stop")) >= seen + 15
 
     eventually(many_more, 60, lambda: worker.output)
-    # One may be on its way out, and its successor there.
+    # One may still be exiting while its successor has started.
     eventually(lambda: len(alive(recycled.project, worker)) <= 3, 30, lambda: str(recycled.project.processes()))
     assert descriptors() <= before + 2
 
@@ -236,11 +236,11 @@ def test_a_process_that_dies_while_it_is_replaced_is_replaced_once(recycled: Rec
     worker = recycled.start(PROCESS, "--max-age", "1s")
     staying = recycled.tasks.stays.delay("go")
     eventually(lambda: recycled.named("begun") == ["go"], 30, lambda: worker.output)
-    # Both are replaced; one of them closes and waits for the end of its job.
+    # Both get a successor; one of them closes and waits for its job to end.
     eventually(lambda: len(recycled.named("start")) >= 3, 30, lambda: worker.output)
     children = [pid for pid in alive(recycled.project, worker) if pid in map(int, recycled.named("start"))]
     for pid in children:
-        # A replaced process without a job exits on its own.
+        # A replaced process without a job exits automatically.
         with suppress(ProcessLookupError), pidfd(pid) as ended:
             os.kill(pid, signal.SIGKILL)
             ended.wait(30)
@@ -269,7 +269,7 @@ def test_a_worker_stops_in_the_midst_of_it(recycled: Recycled) -> None:
 
 
 def test_it_costs_little(recycled: Recycled) -> None:
-    """Within what can be told on a machine that may be busy with other tests."""
+    """The bound is wide enough for a machine that may be busy with other tests."""
 
     def seconds(*options: str) -> float:
         worker = recycled.start(PROCESS, *options)

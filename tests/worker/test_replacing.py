@@ -1,4 +1,4 @@
-"""Steps that a job sends, from slots of every kind: with its end or not at all, or at once and never twice."""
+"""Steps that a job sends, from slots of every kind: atomically with its end, or at once and never twice."""
 
 from __future__ import annotations
 
@@ -88,10 +88,10 @@ def test_a_job_of_any_kind_leaves_behind_what_it_says_and_an_attempt_that_ends_b
     assert (tasks.hands_over.s(3) | tasks.total.s()).delay().result(timeout=60) == 14, worker.output
     for how in ("fails", "retries", "dies"):
         assert tasks.ends_badly_first.delay(how).result(timeout=60) == 8, worker.output
-        # What was sent at once is there from the first attempt, and the second has not sent it again.
+        # The first attempt sent its immediate steps, and the second didn't send them again.
         told += [how] + 3 * [f"{how}-now"]
     eventually(lambda: len(notes(project, "told")) >= len(told), 60, lambda: worker.output)
-    # What an attempt before had sent would have begun by the end of this one.
+    # Any steps sent by an earlier attempt would have begun before this job ends.
     tasks.tell.delay("the-end").result(timeout=60)
     assert sorted(notes(project, "told")) == sorted([*told, "the-end"])
 

@@ -1,4 +1,4 @@
-"""Workers that get other numbers of slots while they run jobs: none is lost, interrupted or run twice."""
+"""Workers whose number of slots changes while they run jobs: no job is lost, interrupted or run twice."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Resized:
         return run.output
 
     def stay(self, *names: str, until: str = "go") -> list[Any]:
-        """Begin jobs that run until a file is there."""
+        """Begin jobs that run until a file exists."""
         return [self.tasks.stays.delay(name, until) for name in names]
 
     def touch(self, name: str) -> None:
@@ -119,7 +119,7 @@ def test_more_slots_run_more_jobs_at_once_and_fewer_interrupt_none(resized: Resi
     said = resized.resize(kind.option, 1)
     assert "mill: serving with 1 slot; 5 jobs still running" in said
     later = resized.stay("f", "g", until="end")
-    # Four end, and there is one slot, which is taken still: by those that run.
+    # One slot remains, and it stays taken until all five running jobs have ended.
     resized.touch("go")
     pids = {job.result(timeout=60) for job in first + more}
     resized.have_begun("f")
@@ -127,7 +127,7 @@ def test_more_slots_run_more_jobs_at_once_and_fewer_interrupt_none(resized: Resi
     assert Counter(resized.named("ended")) == dict.fromkeys("abcde", 1)
     resized.touch("end")
     assert {job.result(timeout=60) for job in later}
-    # Before "f" ended, "g" had not begun.
+    # "g" began only after "f" had ended.
     words = (resized.project.directory / "notes.txt").read_text().splitlines()
     assert words.index("ended f") < words.index("begun g")
     if kind is PROCESS:
@@ -156,10 +156,10 @@ def test_no_job_is_lost_or_run_twice_while_a_busy_worker_is_resized(resized: Res
 
 @LASTING
 def test_a_worker_of_another_size_survives_its_children_and_its_zygote(resized: Resized, kind: Kind) -> None:
-    """Processes that are started after a death are as many as people last set, not as many as at the start."""
+    """After a death, the worker starts as many processes as the last resize set, not as many as at the start."""
     worker = resized.start(kind, 1)
     resized.resize(kind.option, 3)
-    # Those with other numbers of slots in a process have replaced it.
+    # With threads, processes of the new size have replaced the first one.
     started = 3 if kind is PROCESS else 2
     eventually(lambda: len(resized.named("start")) == started, 60, lambda: worker.output)
     os.kill(int(resized.named("start")[-1]), signal.SIGKILL)
@@ -171,9 +171,9 @@ def test_a_worker_of_another_size_survives_its_children_and_its_zygote(resized: 
     for job in staying:
         job.result(timeout=60)
     zygotes = [pid for pid, command in resized.project.processes().items() if "penstock._worker.zygote" in command]
-    # Its children, which have its command line, are killed with it.
+    # The zygote's children have its command line too, and are killed with it.
     os.kill(min(zygotes), signal.SIGKILL)
-    # A job that had begun before would count as begun.
+    # A job that began before the zygote's death would count too, so wait for the report.
     worker.wait_for_output("the zygote, which forks")
     jobs = resized.stay("d", "e", "f", until="end")
     resized.have_begun("d", "e")
@@ -188,7 +188,7 @@ def test_processes_with_threads_are_replaced_though_their_jobs_run_on(resized: R
     staying = resized.stay("a", "b")
     resized.have_begun("a", "b")
     assert "6 slots" in resized.resize("--threads", 3)
-    # Both have successors now, though neither has ended.
+    # Both processes have successors now, though neither has exited.
     names = ["c", "d", "e", "f", "g", "h"]
     staying += resized.stay(*names)
     resized.have_begun(*names)
@@ -209,7 +209,7 @@ def test_beyond_what_it_was_started_for_a_worker_has_to_start_again(resized: Res
     assert "-c says how many" in resized.resize("--processes", 2, code=1)
     assert resized.resize("-c", 0, code=2)
     assert "20 slots" in resized.resize("-c", 20)
-    # Paused, it can be resized as well, and stays paused.
+    # A paused worker can be resized too, and stays paused.
     assert resized.project.penstock("workers", "pause", "mill").returncode == 0
     assert "has 2 slots, and is paused" in resized.resize("-c", 2)
     job = resized.tasks.naps.delay(1)

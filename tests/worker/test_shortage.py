@@ -1,4 +1,4 @@
-"""A system that is short of descriptors for a moment: jobs wait, and nothing that runs is lost."""
+"""A system that briefly runs out of descriptors: jobs wait, and no running job is lost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CANNOT = "Too many open files"
 
 @contextmanager
 def no_more_files(pid: int) -> Iterator[None]:
-    """The process has all the files open that it may have."""
+    """Limit the process to the files that it has open now."""
     before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     taken = {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
     lowest_free = min(set(range(len(taken) + 1)) - taken)
@@ -28,7 +28,7 @@ def no_more_files(pid: int) -> Iterator[None]:
 
 
 def test_a_job_that_needs_a_file_waits_and_the_one_that_runs_goes_on(shop: Shop) -> None:
-    """The worker used to end, with the job that ran."""
+    """The worker used to exit, along with its running job."""
     worker = shop.worker("-c", "2")
     running = shop.tasks.begin_and_wait.delay("release")
     shop.pid_of("release")

@@ -1,4 +1,4 @@
-"""Start of a worker: which tasks it has, which broker it serves, and which one it waits for."""
+"""Start of a worker: its tasks, the broker that it serves, and a broker that it has to wait for."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_worker_that_is_told_another_broker_says_so(project: Project, by: str)
     worker.wait_for_output("is connected and runs")
     assert f"slot from {other}; queues: default" in worker.output
     assert f"the app's own broker is {own}, but this worker serves {other}" in worker.output
-    # The same one in other words is no other one.
+    # The same URL spelled differently isn't reported as another one.
     same = project.worker("thing", "--burst", "--url", "local:own", PENSTOCK_URL="")
     assert same.wait(30) == 0, same.output
     assert "own broker is" not in same.output
@@ -142,7 +142,7 @@ def test_the_directory_of_a_local_broker_is_said_in_full(acme: Project) -> None:
 
 
 def test_a_queue_that_no_task_names_is_told_of(acme: Project) -> None:
-    """A name that is mistyped; but jobs may be sent there by `options`."""
+    """The name is probably mistyped; but `options` may send jobs there, so it's only a warning."""
     typo = acme.worker("acme.app", "--burst", "-Q", "mail,maill")
     assert typo.wait(30) == 0, typo.output
     assert 'WARN no task of the app names the queue "maill"; its tasks name default, mail.' in typo.output

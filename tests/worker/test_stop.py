@@ -1,4 +1,4 @@
-"""How a worker ends: in order at the first signal, at once at the second, by itself in a burst."""
+"""How a worker stops: in order at the first signal, at once at the second, automatically in a burst."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_running_jobs_end_and_the_rest_goes_back_unburned(shop: Shop, number: si
 
 
 def test_ctrl_c_on_the_terminal_does_not_reach_running_jobs(shop: Shop) -> None:
-    """The terminal and service managers signal every process of a group, or all they know of."""
+    """The terminal and service managers signal every process of a group, or every process that they know."""
     worker = shop.ready_worker("-c", "1")
     running = shop.tasks.begin_and_wait.delay("running")
     child = shop.pid_of("running")

@@ -1,4 +1,4 @@
-"""Notifications of a worker to the service manager that started it."""
+"""Notifications from a worker to the service manager that started it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SOURCE = """
 
 
 class Manager:
-    """The socket of a service manager, and what has come there."""
+    """The socket of a service manager, with the received notifications."""
 
     def __init__(self, address: str) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -33,7 +33,7 @@ class Manager:
         self.heard: list[str] = []
 
     def hear(self, text: str) -> str:
-        """Wait for a line that begins so; one that has come before will do."""
+        """Wait for a line with this beginning; a line received earlier counts too."""
         while not (found := [line for line in self.heard if line.startswith(text)]):
             self.heard.append(self.socket.recv(4096).decode())
         return found[0]
@@ -86,7 +86,7 @@ def test_a_manager_that_does_not_read_holds_nothing_up(project: Project) -> None
                 return True
             return False
 
-        # Each try takes a place as well.
+        # Each try also takes up a place in the socket's queue.
         eventually(is_full, 60)
         assert service.variables.delay().result(timeout=30) == []
         running.signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Things that a task may do to its process, and must not do to others."""
+"""Things that a task may do to its own process, but must not do to others."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def test_a_task_may_fork_and_even_forget_to_exit(shop: Shop) -> None:
 def test_a_task_may_run_programs_and_end_them(shop: Shop) -> None:
     shop.worker("-c", "1")
     assert shop.tasks.runs_a_program.delay().result(timeout=30) == "hello\n"
-    # A child that ignored SIGTERM would have handed that on to the program.
+    # A child that ignored SIGTERM would have passed that on to the program.
     assert shop.tasks.ends_a_program.delay().result(timeout=30) == -signal.SIGTERM
 
 
 def test_programs_that_tasks_run_inherit_nothing_of_ours(shop: Shop) -> None:
     shop.worker("-c", "1")
-    # 3 is the directory that ls itself reads.
+    # Descriptor 3 is the directory that ls itself reads.
     assert shop.tasks.open_descriptors_of_a_program.delay().result(timeout=30) == ["0", "1", "2", "3"]
 
 
@@ -79,7 +79,7 @@ def test_what_gets_out_of_a_task_fails_the_job_and_not_the_process(shop: Shop, n
 
 
 def test_a_process_that_a_forgotten_alarm_ends_is_replaced_and_named(shop: Shop) -> None:
-    """The process used to wait forever for the thread that the task had left, and its slot ran nothing more."""
+    """The process used to wait forever for a thread that the task had left, and its slot ran no further jobs."""
     worker = shop.worker("-c", "1")
     child = shop.tasks.leaves_an_alarm.delay("ring").result(timeout=30)
     with pidfd(child) as ended:
@@ -102,7 +102,7 @@ def test_a_process_that_damages_its_outcomes_is_killed_named_and_replaced(shop: 
     (damaged,) = [int(run.removeprefix("damages ")) for run in shop.runs() if run.startswith("damages")]
     worker.wait_for_output("the memory in which a child reports its outcomes is damaged")
     assert f"pid={damaged}" in worker.output and other != damaged
-    # Its slot runs jobs again, and its neighbour's job has not heard of it.
+    # Its slot runs jobs again, and the neighbouring job isn't affected.
     assert shop.tasks.pid.delay().result(timeout=30) not in (damaged, other)
     shop.release("other")
     assert running.result(timeout=30) == other
@@ -117,7 +117,7 @@ def test_a_task_that_breaks_the_interpreter_fails_and_its_process_is_replaced(sh
 
 
 def test_only_the_process_that_is_meant_is_killed_and_only_while_it_is_there() -> None:
-    """The reader of a process's outcomes does not know its id, which may belong to another process by then."""
+    """The reader of a process's outcomes doesn't know its id, which another process may have by then."""
     ours, theirs = socket.socketpair()
     control = Control(ours)
     zygote = Zygote([App("shop", url="memory:")], "test", control, [-1, -1])

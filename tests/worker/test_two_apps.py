@@ -59,7 +59,7 @@ def test_workers_of_two_apps_that_have_a_task_of_one_name_are_told_of_it(project
 
 
 def test_a_job_of_a_newer_version_waits_for_a_worker_of_it(project: Project) -> None:
-    """A rolling deployment: the clients are new already, one worker is still old."""
+    """During a rolling deployment the clients are already new, and one worker is still old."""
     write_app(project, "old", "shop", "order")
     write_app(project, "new", "shop", "refund")
     refund = project.tasks("new.py").refund
@@ -148,7 +148,7 @@ def test_a_job_of_a_new_version_is_not_failed_by_an_old_worker_of_its_task(proje
     write_version(project, "new", "number: int, colour: str = 'red', size: int = 1")
     order = project.tasks("new.py").order
     old = project.worker("old:app", "-c", "1")
-    # What fits the old one is run by it.
+    # The old worker runs calls that fit its version.
     assert order.delay(1, colour="blue").result(timeout=30) == "1 blue"
     job = order.delay(2, size=40)
     old.wait_for_output("was enqueued by another version of the task")

@@ -85,7 +85,7 @@ def test_the_wait_that_closes_a_circle_is_refused_and_the_others_go_on(project: 
     project.worker("tasks:app", "-c", "2")
     first = tasks.wait_for_child.delay()
     told = first.result(timeout=20)
-    # Parent and child wait for each other, and whichever comes second is told.
+    # Parent and child wait for each other, and the second one to wait gets the error.
     assert told.startswith("refused: job ") and ", which waits for " in told, told
     assert f"job {first.id} (tasks.wait_for_child)" in told and "(tasks.wait_for)" in told
 

@@ -1,4 +1,4 @@
-"""A shop whose tasks are steps, once with a real worker that all tests of a file share, and once inline."""
+"""A shop whose tasks are steps: once with a real worker that all tests of a file share, and once inline."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.testing import inline
 
 @pytest.fixture(scope="module")
 def real() -> Iterator[FlowShop]:
-    """The shop with a broker and a worker of two processes."""
+    """Yield the shop with a broker and a worker of two processes."""
     with Project.fresh() as project, pytest.MonkeyPatch.context() as environment:
         environment.setenv("PENSTOCK_URL", project.url)
         environment.setenv(MARK, project.mark)

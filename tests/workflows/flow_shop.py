@@ -1,4 +1,4 @@
-"""Tasks that are steps of workflows, and what tests ask of them."""
+"""Tasks that serve as workflow steps, with helpers for tests."""
 
 from __future__ import annotations
 
@@ -322,7 +322,7 @@ class FlowShop:
         self.project = project
         self.tasks: Any = tasks
         self.is_real = is_real
-        # A worker takes a moment; inline all has happened when `delay` returns.
+        # A worker needs time; inline, everything has happened when `delay` returns.
         self.patience_s = 60 if is_real else 0
 
     def __getattr__(self, name: str) -> Any:

@@ -1,11 +1,13 @@
 """Semantics of workflows, case by case: each runs with a broker and a worker, and inline.
 
-The numbers are those of the design's list of cases.
+The numbers are those of the design's list of cases. Cases 1 to 24, 26 to 29, 31, 32, 36, 38 and 39 are here.
+The others:
 
-    1 to 24, 26 to 29, 31, 32, 36, 38, 39: here 25        repeating a step that has succeeded: not offered 30, 37, 40
-    groups that are sent in several transactions: test_large_groups.py 33        `penstock why`: not offered yet 34
-    members that no worker ends: left out until asked for 35        a failed job that is forgotten: not visible from
-    Python
+- 25, repeating a step that has succeeded: not offered.
+- 30, 37 and 40, groups sent in several transactions: test_large_groups.py.
+- 33, `penstock why`: not offered yet.
+- 34, members that no worker ends: left out until requested.
+- 35, a failed job that is forgotten: not visible from Python.
 """
 
 from __future__ import annotations
@@ -127,7 +129,7 @@ class TestOptionsOfLaterSteps:
     def test_39_a_countdown_begins_when_the_step_may_run(self, shop):
         begun = time.monotonic()
         assert shop.run(shop.add.s(1, 2) | shop.show.s().options(countdown=0.3) | shop.show.s()) == "'3'"
-        # Inline nobody waits.
+        # Inline, countdowns are skipped.
         assert not shop.is_real or time.monotonic() - begun >= 0.3
 
     def test_39_an_expiry_counts_from_there_too(self, shop):
@@ -184,7 +186,7 @@ class TestDeadlines:
         workflow = (shop.until.s() | shop.until.s()).delay(deadline=3600)
         workflow.result(shop.patience_s)
         deadline = workflow.status().deadline.timestamp()
-        # The broker's clock, which never steps, and the one on the wall may differ by a millisecond.
+        # The broker's clock, which never steps, and the wall clock may differ by a millisecond.
         assert [job.result() for job in workflow] == [pytest.approx(deadline, abs=0.01)] * 2
         at = datetime.now(UTC).replace(microsecond=0) + timedelta(days=3)
         assert shop.run(chain(group(shop.until.s()))) == [None]
@@ -545,7 +547,7 @@ class TestCallbacks:
         with pytest.raises(GroupError):
             shop.run(group([shop.fail.s(), shop.fail.s()], max_failures=1).link_error(shop.caught.s()))
         (line,) = shop.wait_for_notes(1)
-        # In the order in which they failed.
+        # Members are listed in the order in which they failed.
         assert re.match(
             r"caught: penstock.GroupError: 2 jobs have failed: member [01], job .*; member [01], job ", line
         )
@@ -590,7 +592,7 @@ class TestRetryingWhatHasFailed:
         assert workflow.retry_failed() == 2
         assert workflow.result(shop.patience_s) == "['once', '0', '1']"
         assert workflow.state() is JobState.SUCCEEDED
-        # Neither the member that had succeeded nor the errback has run again.
+        # Neither the member that had succeeded nor the errback ran again.
         assert [line.split(":")[0] for line in sorted(shop.notes())] == ["caught", "once"]
         assert workflow.retry_failed() == 0
 

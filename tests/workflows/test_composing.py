@@ -1,4 +1,4 @@
-"""Steps before they are sent: what they are composed to, how they are shown, and what is refused."""
+"""Steps before they are sent: how they compose, how they are shown, and which are refused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.testing import capture, inline
 
 @pytest.fixture
 def app() -> App:
-    # Nobody listens there: whatever goes past the double fails.
+    # Nothing listens there, so any call that bypasses the double fails.
     return App("shop", "unix:/nonexistent/broker.sock", call_timeout=0.2)
 
 

@@ -1,4 +1,4 @@
-"""Graphs: steps that have names and need each other by these, with a broker and a worker, and inline."""
+"""Graphs, whose steps have names and need each other by name, with a broker and a worker, and inline."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class TestWhatRuns:
         graph.add("both", group(shop.show.s(), shop.show.s("b")), needs=["sum", "pages"])
         graph.add("inner", diamond(shop), needs=["sum"])
         with pytest.raises(TypeError, match="add"):
-            # The first step of the inner graph has both its arguments.
+            # The first step of the inner graph already has both arguments, so the result of "sum" doesn't fit.
             graph.delay()
         graph = new_graph()
         graph.add("pages", group(shop.add.s(i, i) for i in range(3)))
@@ -144,7 +144,7 @@ class TestFailures:
             assert workflow["mail"].result(shop.patience_s) == [said]
             assert shop.wait_for_notes(len(noted)) == noted
             if noted:
-                # That a step waits for the failure does not make it a success.
+                # A step that waits for the failure doesn't turn it into a success.
                 with pytest.raises(GroupError, match="no paper"):
                     workflow.result(shop.patience_s)
                 assert workflow["page"].result(shop.patience_s) == "page"

@@ -1,4 +1,4 @@
-"""The handle of a workflow, middleware and headers around it, and what tests see of it."""
+"""The handle of a workflow, middleware and headers around it, and its visibility in tests."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class TestTheHandle:
             len(unknown)
 
     async def test_members_of_a_workflow_that_is_found_by_its_id_are_asked_for(self, shop):
-        """A chain used to have one member then, its last step."""
+        """Such a chain used to have only one member, its last step."""
         add, total, show = shop.add, shop.total, shop.show
         for step in (
             add.s(1, 2) | add.s(3) | show.s(),
@@ -144,7 +144,7 @@ class TestTheHandle:
             assert shop.app.workflow(sent.id).partial() == sent.partial() == await shop.app.workflow(sent.id).apartial()
 
     async def test_the_results_of_a_failed_group_are_read_by_its_id(self, shop):
-        """The other members' results were out of reach."""
+        """The other members' results used to be out of reach."""
         sent = group(shop.add.s(1, 1), shop.fail.s(), shop.add.s(2, 2)).delay()
         sent.wait(shop.patience_s)
         for results in (
@@ -283,7 +283,7 @@ class TestMiddlewareAndHeaders:
             with app.headers(tenant="north"):
                 chord([app.see.s(1)], app.see.s().link_error(app.see.s()).options(headers={"own": "1"})).delay()
             chunks(app.see, [(1,), (2,)], 2).delay()
-        # What is Penstock's own is not shown.
+        # Penstock's internal headers aren't shown.
         assert seen == [{"tenant": "north"}, {"tenant": "north", "own": "1"}, {}, {}]
         assert [call.args for call in calls] == [(1,), (), (), ((1,), (2,))]
 
@@ -395,10 +395,10 @@ def test_a_step_may_read_the_results_of_a_group_as_a_stream(shop):
     some = group(shop.add.s(i, i) for i in range(3))
     assert shop.run(some | shop.count_in.s()) == ("Results", 3, 6)
     assert shop.run(some | shop.acount_in.s()) == 6
-    # More than come along with a job.
+    # Too large to be sent along with a job.
     large = group(shop.blob.s(100_000) for _ in range(5))
     assert shop.run(large | shop.count_in.s()) == ("Results", 5, 0)
     may_fail = group([shop.add.s(1, 1), shop.fail.si()], max_failures=1)
     assert shop.run(may_fail | shop.count_in.s()) == ("Results", 2, 2)
-    # A list where that is asked for.
+    # A task that expects a list gets a list.
     assert shop.run(some | shop.show.s()) == "[0, 2, 4]"

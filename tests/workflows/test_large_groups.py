@@ -1,4 +1,4 @@
-"""Groups that are sent in several transactions: they run meanwhile, and are all there or are cancelled."""
+"""Groups sent in several transactions: members run before the last one is sent; the group is complete or cancelled."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def shop(real, monkeypatch):
 
 
 class Sent(Middleware):
-    """Counts the calls of each transaction."""
+    """Counts the calls in each transaction."""
 
     def __init__(self):
         self.calls = []
@@ -39,7 +39,7 @@ class Sent(Middleware):
 
 
 def limit(shop: FlowShop, queue: str, length: int) -> None:
-    # There is a broker once there was a job.
+    # The first job starts the broker.
     shop.add.delay(1, 1)
     ended = shop.project.penstock("limit", "set", queue, "--max-length", str(length))
     assert ended.returncode == 0, ended.output
@@ -241,13 +241,13 @@ def test_sending_200_000_calls_takes_a_few_megabytes(real):
     """
     *_, count, megabytes = real.project.python(script).split()
     assert int(count) == 200_000
-    # 190 MB for half as many, when they were one transaction.
+    # In a single transaction, half as many took 190 MB.
     assert float(megabytes) < 24
 
 
 def test_a_later_step_reads_20_mb_of_results_in_a_few(real):
     read = real.peak_mb_of_reading.s().options(queue="readers")
-    # One process reads both.
+    # The same process reads both.
     real.project.worker("flow_tasks:app", "-c", "1", "-Q", "readers")
     few, many = (real.run(group(real.page.s(number) for number in range(count)) | read) for count in (10, 20_000))
     assert many - few < 10

@@ -1,4 +1,4 @@
-"""Status of workflows: the list, counts of their jobs, and their steps as a tree, as DOT and as SVG."""
+"""Status of workflows: the list, the counts of their jobs, and their steps as a tree, as DOT and as SVG."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock._flows.describe import description, name_of
 
 
 def states(step):
-    """A step as (state, states of its inner steps), or the state alone."""
+    """Return a step as (state, states of its inner steps), or just its state."""
     return (step.state, [states(inner) for inner in step.steps]) if step.steps else step.state
 
 
@@ -92,7 +92,7 @@ class TestTheStatus:
         links = [(on, link.task, link.state) for on, link in status.steps.steps[0].links]
         assert links[0] == ("succeeded", "flow_tasks.note", JobState.SUCCEEDED)
         assert links[1][:2] == ("failed", "flow_tasks.caught")
-        # An errback that was not needed is no job that was cancelled.
+        # An errback that wasn't needed doesn't count as a cancelled job.
         assert (status.jobs.succeeded, status.jobs.cancelled) == (3, 0)
 
     def test_it_is_drawn_as_a_tree_as_dot_and_as_a_picture(self, shop):
@@ -171,7 +171,7 @@ class TestTheList:
         failed.wait(shop.patience_s)
         listed = list(shop.app.workflows(name="listed"))[:4]
         assert {each.id for each in listed} == {each.id for each in (failed, *sent)}
-        # By their milliseconds: of those of one it is not known which is newer.
+        # Ids sort by their milliseconds; the order within one millisecond is unknown.
         times = [each.id[:13] for each in listed]
         assert times == sorted(times, reverse=True)
         (last,) = (each for each in listed if each.id == sent[-1].id)
