@@ -1,17 +1,18 @@
-//! A child's side of the link to its supervisor. The Python extension wraps it; it needs no Python.
+//! Implements a child's side of the link to its supervisor. The Python extension wraps it; it needs no Python.
 //!
-//! A child has one [`Link`] and a [`Slot`] for each job that it can run at once. Only an idle slot pulls: nothing is
-//! buffered in the child, or a process would hoard jobs for which others have idle slots.
+//! A child has one [`Link`], and a [`Slot`] for each job that it can run at once. Only an idle slot pulls.
+//! Nothing is buffered in the child: otherwise a process would hoard jobs for which others have idle slots.
 //!
-//! Idle slots with threads of their own stand in line, and the one at its head alone waits at the socket. When it has
-//! a packet, the slot that came to the line last takes its place. So at little load few threads run at all, and only
-//! these touch their stacks and open connections.
+//! Idle slots with their own threads stand in line, and only the one at the head waits at the socket. When it
+//! gets a packet, the slot that joined the line last takes its place. So at low load few threads run at all,
+//! and only these touch their stacks and open connections.
 //!
-//! A job that waits for others is *parked*: its slot is lent to another, until its supervisor says that it may go on. Code of a
-//! job may wait in several threads or coroutines at once; the job is parked as long as it does in any.
+//! A job that waits for other jobs is *parked*: its slot is lent to another job until the supervisor says that
+//! it may continue. A job's code may wait in several threads or coroutines at once; the job stays parked while
+//! any of them waits.
 //!
-//! A job tells its progress as often as it likes. Of what it tells in a tenth of a second only the latest is passed on: by the
-//! call that comes first, by a thread that is there for the last, or with the job's end.
+//! A job reports its progress as often as it likes. At most one report in a tenth of a second is passed on, the
+//! latest: by the next call, by a thread that exists only for the last report, or with the job's end.
 
 use std::io::{self, IoSliceMut};
 use std::mem::{MaybeUninit, replace, take};
@@ -33,55 +34,55 @@ use crate::packet::{
 };
 use crate::page::{ClaimCell, Claims, RingWriter, open_child, steady_ns, thread_cpu_ns};
 
-/// An idle slot keeps no larger buffer than this for its next packet.
+/// Maximum size of the buffer that an idle slot keeps for its next packet.
 const KEPT_BYTES: usize = 4096;
 
-/// End of a job, as its task's code brought it about.
+/// End of a job, as its task's code caused it.
 #[derive(Clone, Copy, Debug)]
 pub struct Ended<'a> {
     pub kind: Kind,
     pub delay_ms: u64,
     pub value: Option<&'a [u8]>,
-    /// Present for a job that failed for good, and for no other.
+    /// Present only for a job that failed permanently.
     pub failure: Option<FailureView<'a>>,
     pub note: &'a [u8],
 }
 
-/// How waiting for work ended.
+/// Outcome of waiting for work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pulled {
-    /// There is a packet of this slot's own: its jobs can begin.
+    /// This slot has a packet, whose jobs can begin.
     Packet,
-    /// The supervisor wants no more, or is gone; or this child takes no more.
+    /// The supervisor wants no more jobs to run, or is gone, or this child is closed.
     End,
-    /// A signal came in: let its handler run, then pull again.
+    /// A signal arrived: let its handler run, then pull again.
     Interrupted,
-    /// There is none now, and this was not to wait.
+    /// There is no packet now, and the call was not to wait.
     Nothing,
 }
 
-/// Time between two tellings of a job's progress to the supervisor.
+/// Minimum time between two progress reports of a job to the supervisor.
 const PROGRESS_EVERY_NS: u64 = 100_000_000;
 
-/// Shared by the slots of a child.
+/// Connection to the supervisor, shared by the slots of a child.
 pub struct Link {
     work: OwnedFd,
     child: u32,
     claims: Claims,
     outcomes: Mutex<Outcomes>,
     line: Mutex<IdleSlots>,
-    /// For the longest message; of the slot at the head of the line.
+    /// Buffer for the longest message, used by the slot at the head of the line.
     buffer: Mutex<Vec<u8>>,
     slots: AtomicU32,
-    /// How many of them have a job that is parked.
+    /// Number of slots with a parked job.
     parked: AtomicU32,
-    /// Where each change of that number is told, by four bytes that are 0xff each.
+    /// Descriptor to which each change of that number is written, as four 0xff bytes.
     news: OnceLock<OwnedFd>,
-    /// Nothing is claimed or begun here any more.
+    /// Whether nothing more is claimed or begun here.
     has_closed: AtomicBool,
-    /// Those of all slots, by which jobs are found that tell their progress.
+    /// Windows of all slots, to find the jobs that report progress.
     windows: Mutex<Vec<Weak<Window>>>,
-    /// A thread is there that passes on progress which was told too soon after what was told before.
+    /// Whether a thread is waiting to pass on progress that came too soon after the previous report.
     is_late: AtomicBool,
 }
 
@@ -89,23 +90,23 @@ struct Outcomes {
     reply: OwnedFd,
     ring: RingWriter,
     frame: Vec<u8>,
-    /// Outcomes are in the ring of which the supervisor has not been told.
+    /// Whether the ring has outcomes that were not announced to the supervisor.
     unannounced: bool,
 }
 
-/// Idle slots.
+/// Line of idle slots.
 #[derive(Default)]
 struct IdleSlots {
-    /// A slot is at the socket.
+    /// Whether a slot is at the socket.
     has_head: bool,
-    /// Its thread, once that has got there.
+    /// Thread of that slot, once it is there.
     head: Option<libc::pthread_t>,
-    /// The others; the last came last.
+    /// Other slots, in order of arrival.
     waiting: Vec<Arc<Turn>>,
     has_ended: bool,
 }
 
-/// Where a slot waits in line.
+/// Waiting point of a slot in line.
 #[derive(Default)]
 struct Turn {
     has_come: AtomicBool,
@@ -113,7 +114,7 @@ struct Turn {
     changed: Condvar,
 }
 
-/// How waiting in line ended.
+/// Outcome of waiting in line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum InLine {
     Head,
@@ -124,11 +125,11 @@ enum InLine {
 /// Place that runs one job at a time.
 pub struct Slot {
     number: usize,
-    /// A fault of its thread is told, and which packet it has.
+    /// Whether a fault of its thread is reported, with the slot's packet.
     is_watched: bool,
     link: Arc<Link>,
     turn: Arc<Turn>,
-    /// The packet that it has: header, then payload.
+    /// Current packet: header, then payload.
     bytes: Vec<u8>,
     packet: OpenPacket,
     running: Option<BegunJob>,
@@ -139,22 +140,23 @@ pub struct Slot {
     window: Arc<Window>,
 }
 
-/// The job that a slot runs, as orders find it. Unlike the slot, it may be asked by any thread, and in a signal handler.
+/// Running job of a slot, as orders find it. Unlike the slot, it may be used by any thread, and in a signal
+/// handler.
 ///
-/// The thread that carries out an order must hold the interpreter's lock from the question to the deed, as the slot's thread does
-/// when its job ends.
+/// The thread that carries out an order must hold the interpreter's lock from the check until the order is
+/// carried out. The slot's thread holds the same lock when its job ends.
 pub struct Window {
     link: Arc<Link>,
     /// [`Window::pack`], or 0 while no job runs.
     job: AtomicU64,
-    /// How many parts of the job that keep orders off it is in.
+    /// Number of shielding code blocks that the job is in, which hold orders off.
     shields: AtomicU32,
-    /// The job's id, in two halves.
+    /// Id of the job, in two halves.
     id: [AtomicU64; 2],
     waits: Mutex<OpenWaits>,
-    /// The job was parked.
+    /// Whether the job was parked.
     was_parked: AtomicBool,
-    /// The job has told its progress.
+    /// Whether the job has reported progress.
     has_progress: AtomicBool,
     progress: Mutex<LatestProgress>,
 }
@@ -162,26 +164,26 @@ pub struct Window {
 /// Progress of the job that a slot runs.
 #[derive(Default)]
 struct LatestProgress {
-    /// The job, as in [`Window::job`], without what it has heard.
+    /// Job, as in [`Window::job`], without the orders that it has heard.
     job: u64,
     at_ns: u64,
-    /// The latest, if it was not passed on.
+    /// Latest progress, if it was not passed on.
     late: Option<Vec<u8>>,
 }
 
-/// Waits of a job for others.
+/// Waits of a job for other jobs.
 #[derive(Default)]
 struct OpenWaits {
-    /// The job, as in [`Window::job`], without what it has heard.
+    /// Job, as in [`Window::job`], without the orders that it has heard.
     job: u64,
-    /// Waits that take long, and are not over.
+    /// Number of long waits that are not over.
     open: u32,
-    /// Number of the last time that the job was parked, by the slot's count.
+    /// Number of the job's latest parking, as counted by the slot.
     number: u32,
     is_parked: bool,
 }
 
-/// A wait of a running job that takes long; to be ended by [`Window::end_wait`] or [`Window::break_off`].
+/// Long wait of a running job; ended by [`Window::end_wait`] or [`Window::break_off`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LongWait {
     job: u64,
@@ -190,28 +192,28 @@ pub struct LongWait {
 /// Outcome of the end of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resumed {
-    /// The job goes on.
+    /// The job continues.
     Now,
-    /// It goes on when [`Window::has_turn`] says so of this number.
+    /// The job continues when [`Window::has_turn`] returns true for this number.
     After(u32),
 }
 
-/// Jobs that share a packet are short, and reading the CPU time costs about as much as running one: one in so many is
-/// measured.
+/// Interval, in jobs, of measuring the CPU time of jobs that share a packet. Such jobs are short, and reading
+/// the CPU time costs about as much as running one.
 const MEASURED_OF: u64 = 64;
 
 const HEARD_SHIFT: u32 = 27;
 const HEARD_MASK: u64 = 3 << HEARD_SHIFT;
 const PLACE_SHIFT: u32 = 11;
 
-/// The packet whose jobs a slot is running.
+/// Packet whose jobs a slot is running.
 #[derive(Clone, Copy, Default)]
 struct OpenPacket {
     sequence: u32,
     place: u16,
     jobs: usize,
     next: usize,
-    /// Where the next job begins in the bytes.
+    /// Offset of the next job in the bytes.
     offset: usize,
 }
 
@@ -219,7 +221,7 @@ struct OpenPacket {
 struct BegunJob {
     index: usize,
     since_ns: u64,
-    /// CPU time of its thread when it began; `None`: not measured for this job.
+    /// CPU time of its thread when the job began; `None` if this job is not measured.
     cpu_since_ns: Option<u64>,
 }
 
@@ -239,12 +241,12 @@ fn halves(id: [u8; 16]) -> [u64; 2] {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing panics while it holds one of these, and each change leaves them whole.
+    // No holder of these locks panics, and each change leaves the data consistent.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Link {
-    /// `work` is shared by all children of a pool; `reply` is this child's own.
+    /// Opens a child's link. `work` is shared by all children of a pool; `reply` belongs to this child.
     pub fn new(work: OwnedFd, reply: OwnedFd, pages: OwnedFd, child: u32) -> io::Result<Arc<Self>> {
         let (claims, ring) = open_child(pages.as_fd(), child)?;
         Ok(Arc::new(Self {
@@ -268,12 +270,12 @@ impl Link {
         }))
     }
 
-    /// Has the fatal signals of slots' threads say whose they were. For a child with so many slots in threads, which end
-    /// with the process.
+    /// Makes fatal signals report the slot whose thread caused them. Use it for a child with this many slots in
+    /// threads, all of which die with the process.
     pub fn watch_faults(self: &Arc<Self>, slots: usize) -> io::Result<()> {
-        // A handler may run until the very end.
+        // A signal handler may run until the process exits.
         std::mem::forget(Arc::clone(self));
-        // SAFETY: the link, and the ring with it, is never dropped from here on.
+        // SAFETY: the link, and its ring with it, is never dropped after this.
         let fault = unsafe { lock(&self.outcomes).ring.fault() };
         fault::install(fault, slots)
     }
@@ -308,12 +310,12 @@ impl Link {
         }
     }
 
-    /// The socket of [`Slot::try_pull`], for an event loop.
+    /// Returns the socket of [`Slot::try_pull`], for an event loop.
     pub fn work(&self) -> BorrowedFd<'_> {
         self.work.as_fd()
     }
 
-    /// Tells the supervisor of outcomes that are in the ring.
+    /// Announces the outcomes in the ring to the supervisor.
     pub fn flush(&self) -> io::Result<()> {
         let mut outcomes = lock(&self.outcomes);
         if take(&mut outcomes.unannounced) {
@@ -327,19 +329,19 @@ impl Link {
         send_all(&lock(&self.outcomes).reply, &serving(slots))
     }
 
-    /// From here on no slot claims or begins anything. Those in line are told; the one at the socket stays there, and
-    /// what it may still receive it leaves unclaimed, for the supervisor to take back.
+    /// Stops all slots from claiming or beginning jobs. Slots in line are notified. The slot at the socket
+    /// stays there, and leaves any further packets unclaimed for the supervisor to take back.
     pub fn close(&self) {
         self.has_closed.store(true, Ordering::SeqCst);
         self.end_line();
     }
 
-    /// Whether the supervisor wants this child to end when what it has begun has.
+    /// Whether the supervisor wants this child to exit once the jobs that it has begun have ended.
     pub fn is_closing(&self) -> bool {
         self.claims.is_closing()
     }
 
-    /// Does what the supervisor asks for between two jobs. Says whether this child is to end.
+    /// Carries out the supervisor's requests between two jobs. Returns whether this child is to exit.
     pub fn heed(&self) -> bool {
         self.claims.trim_if_asked(trim);
         self.is_closing()
@@ -349,7 +351,8 @@ impl Link {
         self.has_closed.load(Ordering::SeqCst) || self.is_closing()
     }
 
-    /// A slot ends here because its child is closed: what it left unclaimed or did not begin is for others.
+    /// Reports the end of a slot whose child is closed: jobs that it left unclaimed or did not begin go to
+    /// others.
     fn tell_closing(&self) -> io::Result<()> {
         match self.has_closed() {
             true => self.tell_serving(0),
@@ -357,30 +360,30 @@ impl Link {
         }
     }
 
-    /// Interrupts the slot at the socket, after [`Link::close`], by a signal that must have a handler. False: there is none,
-    /// and there will be none.
+    /// Interrupts the slot at the socket, after [`Link::close`], by a signal that must have a handler. Returns
+    /// whether there is such a slot; if not, there will be none.
     pub fn nudge(&self) -> bool {
         let line = lock(&self.line);
         if let Some(thread) = line.head {
-            // SAFETY: the thread is there, since it takes this lock before it goes on.
+            // SAFETY: the thread exists, because it takes this lock before it continues.
             unsafe { libc::pthread_kill(thread, libc::SIGURG) };
         }
         line.has_head
     }
 
-    /// How many slots have a job that is parked: so many others may run jobs in their place.
+    /// Returns how many slots have a parked job: this many other slots may run jobs in their place.
     pub fn parked(&self) -> u32 {
         self.parked.load(Ordering::Relaxed)
     }
 
-    /// Has each change of [`Link::parked`] told, by four bytes that are 0xff each. Once.
+    /// Reports each change of [`Link::parked`] to `news`, as four 0xff bytes. Call it once.
     pub fn tell_parked_on(&self, news: OwnedFd) {
         let _ = self.news.set(news);
     }
 
     fn tell_news(&self) {
         if let Some(news) = self.news.get() {
-            // Nobody listens any more where this fails.
+            // If this fails, there is no listener any more.
             let _ = rustix::io::write(news, &u32::MAX.to_le_bytes());
         }
     }
@@ -390,7 +393,8 @@ impl Link {
         lock(&self.line).has_head
     }
 
-    /// Ends so many of the slots that wait in line, those that came first. Returns how many there were.
+    /// Dismisses up to this many of the slots that wait in line, the earliest first. Returns how many it
+    /// dismissed.
     pub fn dismiss(&self, slots: usize) -> usize {
         let mut line = lock(&self.line);
         let slots = slots.min(line.waiting.len());
@@ -415,7 +419,7 @@ impl Link {
         send_all(&lock(&self.outcomes).reply, &frame.encode())
     }
 
-    /// A job tells its progress, from any thread. Says whether it runs here.
+    /// Reports the progress of a job, from any thread. Returns whether the job runs here.
     pub fn tell_progress(self: &Arc<Self>, id: [u8; 16], body: &[u8]) -> io::Result<bool> {
         let windows = lock(&self.windows);
         let mut all = windows.iter().filter_map(Weak::upgrade);
@@ -430,8 +434,8 @@ impl Link {
         Ok(true)
     }
 
-    /// Has the latest progress of a job passed on once it is time, by a thread that lives until then: a job that forks had
-    /// better find none.
+    /// Makes a thread pass on the latest progress of a job when it is time. The thread lives only until then,
+    /// because a job that forks should have no extra threads.
     fn await_late(self: &Arc<Self>) {
         if self.is_late.swap(true, Ordering::SeqCst) {
             return;
@@ -439,21 +443,21 @@ impl Link {
         let link = Arc::clone(self);
         let pass_on = move || {
             std::thread::sleep(Duration::from_nanos(PROGRESS_EVERY_NS));
-            // From here on another thread is made for what is told too late for this one.
+            // Progress that comes too late for this thread gets another one.
             link.is_late.store(false, Ordering::SeqCst);
             let windows = lock(&link.windows).clone();
             for window in windows.iter().filter_map(Weak::upgrade) {
-                // Where this fails, the supervisor is gone.
+                // If this fails, the supervisor is gone.
                 let _ = window.pass_on_progress(true);
             }
         };
-        // Signals are for the threads of the interpreter, where they interrupt waits.
+        // Signals are for the interpreter's threads, where they interrupt waits.
         let thread = without_signals(|| {
             let builder = std::thread::Builder::new().name("progress".to_owned());
             builder.stack_size(256 << 10).spawn(pass_on)
         });
         if thread.is_err() {
-            // The next call passes it on, or the job's end.
+            // The next call passes it on, or the job's end does.
             self.is_late.store(false, Ordering::SeqCst);
         }
     }
@@ -466,13 +470,13 @@ impl Link {
         }
     }
 
-    /// Waits until this slot is at the head of the line, or is to end.
+    /// Waits until this slot is at the head of the line, or is to exit.
     fn enter_line(&self, turn: &Arc<Turn>) -> InLine {
         let mut line = lock(&self.line);
         if line.has_ended {
             return InLine::Ended;
         }
-        // SAFETY: it has no conditions.
+        // SAFETY: the call has no preconditions.
         let thread = unsafe { libc::pthread_self() };
         if !line.has_head {
             line.has_head = true;
@@ -499,7 +503,7 @@ impl Link {
         }
     }
 
-    /// The slot at the head leaves; the one that came last takes its place.
+    /// Removes the slot at the head; the slot that joined last takes its place.
     fn leave_line(&self) {
         let mut line = lock(&self.line);
         line.head = None;
@@ -541,16 +545,16 @@ impl Window {
         self.job.load(Ordering::Relaxed) != 0
     }
 
-    /// Order to the running job that may be carried out now.
+    /// Returns the order to the running job that may be carried out now.
     pub fn order(&self) -> Option<Order> {
         let (place, job) = Self::unpack(self.job.load(Ordering::Relaxed))?;
         let order = self.link.claims.get(place)?.wanted(job)?;
-        // Nothing keeps off the end of a job's time.
+        // Shields do not hold off the end of a job's time.
         let is_the_end = order == Order::Hard && !planted!("shield-against-the-end");
         (is_the_end || self.shields.load(Ordering::Relaxed) == 0).then_some(order)
     }
 
-    /// As [`Window::order`], and the order counts as carried out from here on.
+    /// Returns the same order as [`Window::order`], which then counts as carried out.
     pub fn take_order(&self) -> Option<Order> {
         let order = self.order()?;
         let word = self.job.load(Ordering::Relaxed);
@@ -561,7 +565,7 @@ impl Window {
         Some(order)
     }
 
-    /// The order that the running job has heard last.
+    /// Returns the latest order that the running job has heard.
     pub fn heard(&self) -> Option<Order> {
         Order::from_bits(self.job.load(Ordering::Relaxed) >> HEARD_SHIFT)
     }
@@ -572,7 +576,7 @@ impl Window {
         own == halves(id) && self.is_open()
     }
 
-    /// Passes the progress of the running job on, or keeps it for later: then says so by `false`.
+    /// Passes on the progress of the running job and returns true, or keeps it for later and returns false.
     fn tell_progress(&self, body: &[u8]) -> io::Result<bool> {
         let mut told = lock(&self.progress);
         let job = self.job.load(Ordering::Relaxed) & !HEARD_MASK;
@@ -589,7 +593,7 @@ impl Window {
             let was_late = !late.is_empty();
             late.clear();
             late.extend_from_slice(body);
-            // Who has kept the one before has had it awaited.
+            // If an earlier report was kept, a thread is already waiting to pass it on.
             return Ok(was_late);
         }
         told.at_ns = now;
@@ -598,7 +602,7 @@ impl Window {
         Ok(true)
     }
 
-    /// Passes on what was kept for later. `rings`: nothing follows that the supervisor is told of in any case.
+    /// Passes on the kept progress. `rings`: whether to wake the supervisor, because no later message will.
     fn pass_on_progress(&self, rings: bool) -> io::Result<()> {
         if !self.has_progress.load(Ordering::Relaxed) {
             return Ok(());
@@ -629,7 +633,8 @@ impl Window {
         )
     }
 
-    /// The job of this id waits for others, and that takes long: its slot may be lent. `None`: it does not run here.
+    /// Notes that the job of this id waits for other jobs, and that this takes long: its slot may be lent.
+    /// `None`: the job does not run here.
     pub fn begin_wait(&self, id: [u8; 16]) -> io::Result<Option<LongWait>> {
         let job = self.job.load(Ordering::Relaxed) & !HEARD_MASK;
         let own = self.id.each_ref().map(|half| half.load(Ordering::Relaxed));
@@ -657,9 +662,10 @@ impl Window {
         Ok(Some(LongWait { job }))
     }
 
-    /// A wait is over. While others of the job are not, it goes on at once and stays parked: it waits in any case.
+    /// Ends a wait. While other waits of the job are open, this code continues at once, and the job stays
+    /// parked: it is waiting anyway.
     ///
-    /// `is_on_loop`: a signal is to tell when it is the job's turn.
+    /// `is_on_loop`: a signal announces the job's turn.
     pub fn end_wait(&self, wait: LongWait, is_on_loop: bool) -> io::Result<Resumed> {
         let mut waits = lock(&self.waits);
         if waits.job != wait.job || waits.open == 0 {
@@ -677,7 +683,7 @@ impl Window {
         Ok(Resumed::After(waits.number))
     }
 
-    /// A wait was broken off: the job goes on at once.
+    /// Breaks off a wait: the job continues at once.
     pub fn break_off(&self, wait: LongWait) -> io::Result<()> {
         let mut waits = lock(&self.waits);
         if waits.job == wait.job && waits.open > 0 {
@@ -689,7 +695,7 @@ impl Window {
         Ok(())
     }
 
-    /// The job does not wait for its turn any more, but goes on.
+    /// Stops waiting for the job's turn: the job continues.
     pub fn give_up_turn(&self, number: u32) -> io::Result<()> {
         let mut waits = lock(&self.waits);
         match waits.number == number && waits.open == 0 {
@@ -710,24 +716,25 @@ impl Window {
         Ok(())
     }
 
-    /// Whether the job may go on after the wait of this number.
+    /// Whether the job may continue after the wait of this number.
     pub fn has_turn(&self, number: u32) -> bool {
         let mut waits = lock(&self.waits);
         if waits.number != number || waits.open > 0 || !waits.is_parked {
-            // Another part of its code waits by now, or it has ended.
+            // Other code of the job has begun to wait, or the job has ended.
             return true;
         }
         let has_turn = self
             .cell_of(waits.job)
             .is_none_or(|cell| cell.has_turn(number));
         if has_turn {
-            // Nothing is told, so nothing fails.
+            // With `false` nothing is sent, so this can't fail.
             let _ = self.go_on(&mut waits, false);
         }
         has_turn
     }
 
-    /// As [`Window::has_turn`], after waiting for it so long at most. A signal ends the wait, too.
+    /// Waits for the job's turn, up to `patience`, and returns the same as [`Window::has_turn`]. A signal ends
+    /// the wait too.
     pub fn await_turn(&self, number: u32, patience: Duration) -> bool {
         if self.has_turn(number) {
             return true;
@@ -744,7 +751,7 @@ impl Window {
         self.link.claims.get(place)
     }
 
-    /// The job has ended. Returns when it began, later by the time that it was parked, if it was.
+    /// Ends the job. If it was parked, returns when it began, moved later by the time that it was parked.
     fn end(&self) -> Option<u64> {
         let job = self.job.load(Ordering::Relaxed) & !HEARD_MASK;
         self.job.store(0, Ordering::Relaxed);
@@ -760,14 +767,15 @@ impl Window {
         self.cell_of(job).map(ClaimCell::since_ns)
     }
 
-    /// Keeps orders off the running job, but for [`Order::Hard`], until [`Window::unshield`] was called as often.
+    /// Holds off orders to the running job, except [`Order::Hard`], until [`Window::unshield`] was called as
+    /// often.
     pub fn shield(&self) {
         self.shields.fetch_add(1, Ordering::Relaxed);
     }
 
     pub fn unshield(&self) {
         let fewer = |shields: u32| shields.checked_sub(1);
-        // Less than none: the job that it was for has ended.
+        // If the count is 0 already, the shielded job has ended.
         let _ = self
             .shields
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, fewer);
@@ -780,12 +788,12 @@ impl Slot {
         Arc::clone(&self.link)
     }
 
-    /// The job that it runs, for orders to this.
+    /// Returns the window to this slot's running job, for orders.
     pub fn window(&self) -> Arc<Window> {
         Arc::clone(&self.window)
     }
 
-    /// Waits for a packet and makes it this slot's.
+    /// Waits for a packet and claims it for this slot.
     pub fn pull(&mut self) -> io::Result<Pulled> {
         self.link.flush()?;
         self.forget_packet();
@@ -816,7 +824,8 @@ impl Slot {
         pulled
     }
 
-    /// As [`Slot::pull`], without waiting, and without telling of outcomes. For slots that share a thread.
+    /// Does the same as [`Slot::pull`], but without waiting and without announcing outcomes. For slots that
+    /// share a thread.
     pub fn try_pull(&mut self) -> io::Result<Pulled> {
         self.has_thread = false;
         self.forget_packet();
@@ -865,7 +874,7 @@ impl Slot {
             let header_bytes = received - reader.0.len();
             let cell = link.claims.get(header.place.into()).ok_or_else(damaged)?;
             if !cell.claim(header.sequence, link.child) {
-                // It was taken back while it lay in the socket.
+                // The packet was taken back while it lay in the socket.
                 continue;
             }
             self.bytes.clear();
@@ -890,15 +899,15 @@ impl Slot {
         }
     }
 
-    /// The task of the packet that was pulled last.
+    /// Returns the task of the latest packet.
     pub fn task(&self) -> &str {
         Reader(&self.bytes)
             .packet_header()
             .map_or("", |header| header.task)
     }
 
-    /// Claims the next job of the packet, which must run now and end with [`Slot::finish`]. `None`: there
-    /// is none left, or the rest was taken back.
+    /// Begins the next job of the packet, which must run now and end with [`Slot::finish`]. `None`: no job is
+    /// left, or the rest was taken back.
     pub fn begin(&mut self) -> io::Result<Option<JobView<'_>>> {
         let packet = &mut self.packet;
         if packet.next == packet.jobs {
@@ -939,14 +948,14 @@ impl Slot {
         Ok(Some(job))
     }
 
-    /// Whether another slot is telling of an outcome just now, so that [`Slot::finish`] would wait for it.
+    /// Whether another slot is reporting an outcome at the moment, so that [`Slot::finish`] would wait for it.
     pub fn would_wait(&self) -> bool {
         let outcomes = &self.link.outcomes;
         self.link.slots.load(Ordering::Relaxed) > 1
             && matches!(outcomes.try_lock(), Err(TryLockError::WouldBlock))
     }
 
-    /// Tells how the job that was begun last has ended.
+    /// Reports the outcome of the job that was begun last.
     pub fn finish(&mut self, ended: Ended<'_>) -> io::Result<()> {
         let Some(running) = self.running.take() else {
             return Err(io::Error::other("no job of this slot is running"));
@@ -975,19 +984,19 @@ impl Slot {
         })
     }
 
-    /// The calling thread is this slot's (see [`Link::watch_faults`]).
+    /// Registers the calling thread as this slot's (see [`Link::watch_faults`]).
     pub fn watch_thread(&mut self) -> io::Result<()> {
         self.is_watched = true;
         fault::watch_thread(self.number)
     }
 
-    /// Tells that the thread of this slot has ended in the midst of its job, if it had one. Says whether it had.
+    /// Reports that the thread of this slot has exited during its job, if it had one. Returns whether it had.
     pub fn lose(&mut self, why: &str) -> io::Result<bool> {
         self.packet.next = self.packet.jobs;
         let Some(running) = &mut self.running else {
             return Ok(false);
         };
-        // Another thread says so.
+        // The caller is another thread, whose CPU time is not the job's.
         running.cpu_since_ns = None;
         self.finish(Ended {
             kind: Kind::Lost,
@@ -1005,7 +1014,7 @@ impl Outcomes {
     fn tell_progress(&mut self, progress: ProgressFrame<'_>, rings: bool) -> io::Result<()> {
         self.frame.clear();
         progress.encode_into(&mut self.frame);
-        // In the ring, before the outcome that may follow.
+        // The progress goes into the ring, before the outcome that may follow.
         if !self.ring.push(&self.frame) {
             return send_all(&self.reply, &self.frame);
         }
@@ -1021,7 +1030,7 @@ impl Outcomes {
         if self.ring.push(&self.frame) {
             self.unannounced = true;
         } else {
-            // It fits the ring only in part or not at all: over the socket, in pieces.
+            // The outcome fits the ring only in part or not at all, so it is sent over the socket, in pieces.
             send_all(&self.reply, &self.frame)?;
             self.frame.shrink_to(64 * 1024);
         }
@@ -1029,7 +1038,7 @@ impl Outcomes {
     }
 }
 
-/// Runs `this` with all signals blocked, which a thread that it makes inherits.
+/// Runs `this` with all signals blocked; threads created in it inherit that.
 fn without_signals<T>(this: impl FnOnce() -> T) -> T {
     // SAFETY: both sets are this function's own.
     unsafe {

@@ -380,13 +380,13 @@ impl ProgressFrame<'_> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Wait {
-    /// It takes long: the job's slot may be lent.
+    /// The wait takes long: the job's slot may be lent.
     Begun = 0,
-    /// It is over, and the job waits for its turn.
+    /// The wait is over, and the job waits for its turn.
     Over = 1,
     /// Like `Over`, and a signal must announce the turn.
     OverOnLoop = 2,
-    /// It was abandoned, and the job continues at once.
+    /// The wait was abandoned, and the job continues at once.
     BrokenOff = 3,
 }
 

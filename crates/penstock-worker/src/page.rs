@@ -1,5 +1,5 @@
-//! The memory that a supervisor shares with its children: who took which packet, which job of it
-//! runs, and the outcomes that have not been collected yet.
+//! Lays out the memory that a supervisor shares with its children: which child has which packet, which of
+//! its jobs runs, and outcomes that were not collected yet.
 //!
 //! ```text
 //!     header        one line     what the rest looks like
@@ -9,8 +9,9 @@
 //!
 //! # Claims
 //!
-//! A child is a process with one slot or many. Its idle slots pull packets from the socket that all children of their
-//! pool share, so a packet is out of the supervisor's hands before anybody can say who has it. The *claim* settles that: one atomic word for each packet
+//! A child is a process with one or more slots. Its idle slots pull packets from a socket that all children of
+//! their pool share, so the supervisor can't know which child gets a packet. The *claim* settles that. It is
+//! one atomic word for each packet:
 //!
 //! ```text
 //!      63          32 31       20 19       10 9         0
@@ -19,51 +20,51 @@
 //!     └──────────────┴───────────┴───────────┴───────────┘
 //! ```
 //!
-//! that both sides change by compare-and-swap only. A slot that has pulled a packet writes its child in
-//! as the owner, and is the only one of that child which knows the packet; before each job it raises `begun`, which must stay below or at `limit`. The supervisor
-//! takes back what has not begun by lowering `limit` to `begun`, at any time and without asking: if
-//! the packet had no owner yet, nobody can claim it any more. So
+//! Both sides change it only by compare-and-swap. A slot that has pulled a packet writes its child as the
+//! owner; no other slot of that child knows the packet. Before each job it raises `begun`, which must not
+//! exceed `limit`. The supervisor takes back jobs that have not begun by lowering `limit` to `begun`, at any
+//! time and without asking. If the packet had no owner yet, it can no longer be claimed. Therefore:
 //!
 //! - a job is begun by one child or taken back, never both, however the two race;
-//! - a child that dies between pulling and claiming loses nothing: the supervisor takes the packet
-//!   back and sends its jobs again, and if that child was not dead after all its claim fails;
-//! - the jobs that a death interrupted are those below `begun` that have no outcome: one for each slot of the child at
-//!   most;
+//! - a child that dies between pulling and claiming loses nothing: the supervisor takes the packet back and
+//!   sends its jobs again, and if that child is alive after all, its claim fails;
+//! - a death interrupts only jobs below `begun` that have no outcome: at most one for each slot of the child;
 //! - a packet that is stuck behind others is taken back without being drained from the socket.
 //!
-//! # The words beside a claim
+//! # The words next to a claim
 //!
 //! ```text
-//!     since     child → supervisor    nanoseconds of the steady clock at which the job begun last began
-//!     order     supervisor → child    what is wanted of a running job (see order.rs)
-//!     heard     child → supervisor    the order that was carried out last
-//!     turn      supervisor → child    the last wait of its job after which that may go on (see supervisor/lending.rs)
+//!     since     child → supervisor    time at which the latest job began: nanoseconds of the steady clock
+//!     order     supervisor → child    order to a running job (see order.rs)
+//!     heard     child → supervisor    the latest order that was carried out
+//!     turn      supervisor → child    the latest wait after which its job may continue (see supervisor/lending.rs)
 //! ```
 //!
-//! `since` is written before `begun` is raised. So who reads `begun` first, and `since` after that, never takes the time of
-//! an earlier job for that of this one.
+//! `since` is written before `begun` is raised. So a reader that reads `begun` first and `since` after it never
+//! takes an earlier job's time for the current job's.
 //!
 //! # Outcome rings
 //!
-//! A child's slots write each outcome into its ring, one at a time, which costs no system call and survives its death: a
-//! job that has ended is not lost with the jobs after it. It rings the supervisor's bell (one frame
-//! on its own socket) at the end of each packet. What doesn't fit goes over that socket instead, so
-//! a full ring is never waited for.
+//! A child's slots write each outcome into its ring, one at a time. That costs no system call and survives the
+//! child's death: an ended job is not lost with the jobs after it. At the end of each packet the child rings
+//! the supervisor's bell, which is one frame on the child's own socket. Outcomes that don't fit into the ring
+//! are sent over that socket instead, so a child never waits for a full ring.
 //!
-//! # The guilty one
+//! # The guilty job
 //!
-//! Where a process with several slots dies by a fault of the processor or an abort, a handler in it writes into `fault` which
-//! packet the thread at fault was at (see fault.rs): its place plus one. 0: nobody knows.
+//! When a process with several slots dies by a processor fault or an abort, its signal handler writes into
+//! `fault` which packet the faulting thread had (see fault.rs): its place plus one. 0 means unknown.
 //!
 //! # The end of one child
 //!
-//! `closing`, beside the tail, is the supervisor's: once it is not 0, the child claims and begins nothing more. The supervisor
-//! sets it and then takes back what the child has claimed and not begun. A child claims and then looks at it, so of the two
-//! at least one sees the other.
+//! The supervisor writes `closing`, next to the tail. Once it is not 0, the child claims and begins nothing
+//! more. The supervisor sets it, and then takes back the jobs that the child has claimed and not begun. A child
+//! claims first and reads `closing` afterwards, so at least one of the two sees the other.
 //!
-//! `trim` asks a child to give freed memory back to the system before its next job; it sets it to 0.
+//! `trim` asks a child to give freed memory back to the system before its next job; the child then sets it
+//! to 0.
 //!
-//! Children can write here, so the supervisor believes nothing it reads: it copies, then checks.
+//! Children can write here, so the supervisor trusts nothing it reads: it copies, then checks.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -78,23 +79,24 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::order::{JobAt, Order};
 
-/// A line of its own for each word that two processes write: neighbours do not slow each other.
+/// Size of a cache line. Each word that two processes write has its own line, so that neighbours don't slow
+/// each other.
 const LINE_BYTES: usize = 64;
-/// Parts that are mapped apart begin at multiples of this, the largest page size in use.
+/// Alignment of separately mapped parts: the largest page size in use.
 const PAGE_BYTES: usize = 64 * 1024;
-/// Outcomes of a packet of 256 small results fit twice.
+/// Size of a ring's frames: enough for two packets of 256 small results.
 pub const RING_BYTES: usize = PAGE_BYTES - 2 * LINE_BYTES;
 const CHILD_BYTES: usize = PAGE_BYTES;
-/// Behind the head, on its line.
+/// Offset of `fault`, on the head's line.
 const FAULT_OFFSET: usize = 8;
-/// Behind the tail, on its line.
+/// Offset of `closing`, on the tail's line.
 const CLOSING_OFFSET: usize = LINE_BYTES + 8;
-/// Behind that.
+/// Offset of `trim`, on the tail's line.
 const TRIM_OFFSET: usize = LINE_BYTES + 16;
 
 const MAGIC: u32 = 0x5053_7433;
 
-/// The most jobs that a packet can hold: what `limit` and `begun` can count.
+/// Maximum number of jobs in a packet, which `limit` and `begun` can count.
 pub const MAX_PACKET_JOBS: usize = 256;
 
 #[repr(C, align(64))]
@@ -104,21 +106,21 @@ struct Header {
     children: AtomicU32,
 }
 
-/// A mapping of a part of the shared file.
+/// Mapping of a part of the shared file.
 struct Mapping {
     start: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: the mapping is owned, stays where it is until dropped, and is read and written through
-// atomics or, for the bytes of a ring, by one side at a time (see `RingWriter` and `RingReader`).
+// SAFETY: the mapping is owned, and stays where it is until dropped. It is read and written through atomics or,
+// for the bytes of a ring, by one side at a time (see `RingWriter` and `RingReader`).
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
     fn new(file: BorrowedFd<'_>, offset: usize, len: usize) -> io::Result<Self> {
-        // SAFETY: a fresh shared mapping at an address of the kernel's choosing aliases nothing.
+        // SAFETY: a new shared mapping at an address that the kernel chooses aliases nothing.
         let start = unsafe {
             mmap(
                 std::ptr::null_mut(),
@@ -133,7 +135,7 @@ impl Mapping {
         Ok(Self { start, len })
     }
 
-    /// The `T` at `offset`, which must consist of atomics only and be aligned.
+    /// Returns the `T` at `offset`, which must consist only of atomics and be aligned.
     fn at<T>(&self, offset: usize) -> &T {
         assert!(offset + size_of::<T>() <= self.len && offset.is_multiple_of(align_of::<T>()));
         // SAFETY: within the mapping, aligned, valid for any bits (atomics), and alive as long as self.
@@ -143,7 +145,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: exactly what mmap gave; no reference into it outlives self.
+        // SAFETY: this is exactly the range that mmap returned, and no reference into it outlives self.
         let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
         debug_assert!(unmapped.is_ok());
     }
@@ -152,13 +154,14 @@ impl Drop for Mapping {
 /// Content of a claim's word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PacketClaim {
-    /// Which packet: places in the table are used again, sequence numbers for a long time not.
+    /// Sequence number of the packet. Places in the table are soon reused, sequence numbers only after a long
+    /// time.
     pub sequence: u32,
-    /// The child that has it; `None` while it is on its way.
+    /// Child that has the packet; `None` while it is on its way.
     pub owner: Option<u32>,
-    /// How many of its jobs may begin.
+    /// Number of its jobs that may begin.
     pub limit: usize,
-    /// How many have begun.
+    /// Number of its jobs that have begun.
     pub begun: usize,
 }
 
@@ -181,7 +184,7 @@ impl PacketClaim {
     }
 }
 
-/// Nanoseconds of the clock by which children say when a job began.
+/// Returns the steady clock's time in nanoseconds. Children use it to report when a job began.
 pub fn steady_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
@@ -193,7 +196,7 @@ pub fn thread_cpu_ns() -> u64 {
     used.tv_sec as u64 * 1_000_000_000 + used.tv_nsec as u64
 }
 
-/// Claim of a packet, as both sides see it, and what they say of its running job.
+/// Claim of a packet, as both sides see it, with the words about its running job.
 #[repr(C, align(64))]
 pub struct ClaimCell {
     word: AtomicU64,
@@ -204,7 +207,7 @@ pub struct ClaimCell {
 }
 
 impl ClaimCell {
-    /// Supervisor: the packet is about to be sent. The place must not be in use.
+    /// Offers a packet that the supervisor is about to send. The place must not be in use.
     pub fn offer(&self, sequence: u32, jobs: usize) {
         assert!(jobs <= MAX_PACKET_JOBS);
         let claim = PacketClaim {
@@ -221,28 +224,29 @@ impl ClaimCell {
         PacketClaim::unpack(self.word.load(Ordering::Acquire))
     }
 
-    /// When the job began that was the last to begin at the latest [`ClaimCell::read`], or one after it.
+    /// Returns when a job began: the latest one at the last [`ClaimCell::read`], or a later one.
     pub fn since_ns(&self) -> u64 {
         self.since.load(Ordering::Acquire)
     }
 
-    /// Supervisor: its job did not run for so long, and this is not to count. Only while the job waits for its turn.
+    /// Excludes a pause from the job's time, for the supervisor. Call it only while the job waits for its turn.
     pub fn add_to_since(&self, pause_ns: u64) {
         self.since.fetch_add(pause_ns, Ordering::AcqRel);
     }
 
-    /// Supervisor: the job may go on after the wait of this number.
+    /// Lets the job continue after the wait of this number, for the supervisor.
     pub fn give_turn(&self, wait: u32) {
         self.turn.store(wait, Ordering::Release);
         wake(&self.turn);
     }
 
-    /// Child: whether its job may go on after this wait.
+    /// Whether the child's job may continue after this wait.
     pub fn has_turn(&self, wait: u32) -> bool {
         self.turn.load(Ordering::Acquire) == wait
     }
 
-    /// Child: waits until its job may go on, for so long at most. Says whether it may. A signal ends the wait too.
+    /// Waits until the child's job may continue, up to `patience`. Returns whether it may. A signal ends the
+    /// wait too.
     pub fn await_turn(&self, wait: u32, patience: Duration) -> bool {
         let turn = self.turn.load(Ordering::Acquire);
         turn == wait || {
@@ -251,9 +255,9 @@ impl ClaimCell {
         }
     }
 
-    /// Supervisor: wants this of a job. False: this or more is wanted of it already.
+    /// Gives a job an order, for the supervisor. Returns false if it has this order or a stronger one already.
     pub fn order(&self, job: JobAt, order: Order) -> bool {
-        // No other process writes here in order.
+        // Only the supervisor may write here.
         let now = job.order_in(self.order.load(Ordering::Relaxed));
         let is_more = now.is_none_or(|now| now < order);
         if is_more {
@@ -262,7 +266,7 @@ impl ClaimCell {
         is_more
     }
 
-    /// Child: what is wanted of its job and was not carried out.
+    /// Returns the order to the child's job that was not carried out yet.
     pub fn wanted(&self, job: JobAt) -> Option<Order> {
         let word = self.order.load(Ordering::Acquire);
         job.order_in(word).filter(|_| {
@@ -270,12 +274,12 @@ impl ClaimCell {
         })
     }
 
-    /// Child: it has carried out this order.
+    /// Notes that the child has carried out this order.
     pub fn hear(&self, job: JobAt, order: Order) {
         self.heard.store(job.word(Some(order)), Ordering::Release);
     }
 
-    /// The order that this job has heard last.
+    /// Returns the latest order that this job has heard.
     pub fn heard(&self, job: JobAt) -> Option<Order> {
         job.order_in(self.heard.load(Ordering::Acquire))
     }
@@ -292,7 +296,8 @@ impl ClaimCell {
             .map_err(PacketClaim::unpack)
     }
 
-    /// Child: takes the packet it has just pulled. False: it was taken back, so it is nobody's.
+    /// Claims the packet that the child has just pulled. Returns false if it was taken back, so that no child
+    /// has it.
     pub fn claim(&self, sequence: u32, child: u32) -> bool {
         self.change(|claim| {
             let is_it = claim.sequence == sequence || planted!("claim-a-former-packet");
@@ -305,9 +310,10 @@ impl ClaimCell {
         .is_ok()
     }
 
-    /// Child: the job at `index` is about to run, from `now_ns` on. False: it was taken back.
+    /// Begins the job at `index`, which the child is about to run, at `now_ns`. Returns false if it was taken
+    /// back.
     pub fn begin(&self, sequence: u32, child: u32, index: usize, now_ns: u64) -> bool {
-        // First: see the module's text.
+        // Written first: see the module's documentation.
         self.since.store(now_ns, Ordering::Release);
         self.change(|claim| {
             let mine = claim.sequence == sequence && claim.owner == Some(child);
@@ -321,7 +327,7 @@ impl ClaimCell {
         .is_ok()
     }
 
-    /// Supervisor: from here on nothing more of the packet begins. Returns what it said before.
+    /// Stops the packet's remaining jobs from beginning, for the supervisor. Returns the claim before that.
     pub fn take_back(&self) -> PacketClaim {
         match self.change(|claim| {
             Some(PacketClaim {
@@ -334,7 +340,8 @@ impl ClaimCell {
     }
 }
 
-/// Sleeps while the word, which other processes share, is this one; for so long at most, or until a signal comes.
+/// Sleeps while the word, which other processes share, has this value, up to `patience` or until a signal
+/// arrives.
 fn sleep_while(word: &AtomicU32, value: u32, patience: Duration) {
     #[cfg(target_os = "linux")]
     {
@@ -342,7 +349,8 @@ fn sleep_while(word: &AtomicU32, value: u32, patience: Duration) {
             tv_sec: patience.as_secs() as libc::time_t,
             tv_nsec: patience.subsec_nanos() as libc::c_long,
         };
-        // SAFETY: the word and the time are alive for as long as the call. Whatever it returns, the word is looked at again.
+        // SAFETY: the word and the time are alive for the duration of the call. Whatever it returns, the caller
+        // checks the word again.
         unsafe {
             libc::syscall(
                 libc::SYS_futex,
@@ -355,7 +363,7 @@ fn sleep_while(word: &AtomicU32, value: u32, patience: Duration) {
     }
     #[cfg(not(target_os = "linux"))]
     {
-        // There is no call for it that all versions have.
+        // No call for this exists in all versions.
         let until = std::time::Instant::now() + patience.min(Duration::from_millis(50));
         while word.load(Ordering::Acquire) == value && std::time::Instant::now() < until {
             std::thread::sleep(Duration::from_millis(1));
@@ -365,7 +373,7 @@ fn sleep_while(word: &AtomicU32, value: u32, patience: Duration) {
 
 fn wake(word: &AtomicU32) {
     #[cfg(target_os = "linux")]
-    // SAFETY: the word is alive for as long as the call, which reads nothing there.
+    // SAFETY: the word is alive for the duration of the call, which reads nothing there.
     unsafe {
         libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX);
     }
@@ -376,7 +384,7 @@ fn wake(word: &AtomicU32) {
 #[repr(C, align(64))]
 struct CacheLine(AtomicU64);
 
-/// The supervisor's view: everything.
+/// Shared memory as the supervisor sees it: all of it.
 pub struct Pages {
     file: OwnedFd,
     all: Mapping,
@@ -415,14 +423,15 @@ impl Pages {
         self.all.at(LINE_BYTES + place * LINE_BYTES)
     }
 
-    /// The reader of a ring that no child has had.
+    /// Returns the reader of a ring that no child has used.
     pub fn ring(&self, child: u32) -> RingReader {
         assert!(child < self.children);
         let offset = ring_offset(self.claims, child);
         RingReader { offset, tail: 0 }
     }
 
-    /// The reader of a child's ring, emptied: what a former child of its number left there must have been read.
+    /// Returns the reader of a child's ring, emptied. The frames of an earlier child with its number must have
+    /// been read.
     pub fn fresh_ring(&self, child: u32) -> RingReader {
         let ring = self.ring(child);
         let offset = ring.offset;
@@ -462,18 +471,19 @@ impl Pages {
         self.trim_word(child).store(1, Ordering::Release);
     }
 
-    /// Whether it has not done so yet.
+    /// Whether a child was asked to give back memory and has not done so yet.
     pub fn is_to_trim(&self, child: u32) -> bool {
         self.trim_word(child).load(Ordering::Acquire) != 0
     }
 
-    /// From here on this child claims and begins nothing. What it has claimed before is to be looked for after this call.
+    /// Stops this child from claiming or beginning anything. Look for its earlier claims only after this call.
     pub fn close(&self, child: u32) {
         // Not a store: it must be seen before the claims are read.
         self.closing_word(child).swap(1, Ordering::SeqCst);
     }
 
-    /// The place of the packet that a child was at when a fault ended it, if that is known and true.
+    /// Returns the place of the packet that a child was running when a fault ended it, if it is known and
+    /// valid.
     pub fn fault(&self, child: u32) -> Option<usize> {
         let place = self
             .fault_word(child)
@@ -491,18 +501,18 @@ impl AsFd for Pages {
     }
 }
 
-/// A child wrote nonsense into its ring.
+/// Error for a child that wrote invalid data into its ring.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Damaged;
 
-/// Where the supervisor reads one child's outcomes.
+/// Supervisor's reader of one child's outcomes.
 pub struct RingReader {
     offset: usize,
     tail: u64,
 }
 
 impl RingReader {
-    /// Appends what is new to `out` and makes its room free.
+    /// Appends new frames to `out` and frees their room.
     pub fn read(&mut self, pages: &Pages, out: &mut Vec<u8>) -> Result<(), Damaged> {
         let head = pages
             .all
@@ -522,9 +532,9 @@ impl RingReader {
         for (start, len) in [(from, first), (0, len - first)] {
             out.reserve(len);
             let old = out.len();
-            // SAFETY: the source is within the child's part of the mapping, the target in what was just
-            // reserved. No reference is made to shared memory: the child writes only beyond `head`, and one
-            // that writes elsewhere changes bytes that are copied once and checked by whoever parses them.
+            // SAFETY: the source is within the child's part of the mapping, the target in the room just
+            // reserved. No reference is made to shared memory. The child writes only beyond `head`; a child
+            // that writes elsewhere changes bytes that are copied once and checked by their parser.
             unsafe {
                 let source = pages.all.start.add(data + start).as_ptr();
                 std::ptr::copy_nonoverlapping(source, out.as_mut_ptr().add(old), len);
@@ -541,7 +551,8 @@ impl RingReader {
     }
 }
 
-/// Maps what a child sees: the claims, and its own ring, so that a wild write can't reach its siblings' outcomes.
+/// Maps the parts that a child sees: the claims, and its own ring. A wild write can't reach its siblings'
+/// outcomes.
 pub fn open_child(file: BorrowedFd<'_>, child: u32) -> io::Result<(Claims, RingWriter)> {
     let wrong = || io::Error::other("these are not a penstock worker's pages");
     let header = Mapping::new(file, 0, PAGE_BYTES)?;
@@ -566,7 +577,7 @@ pub fn open_child(file: BorrowedFd<'_>, child: u32) -> io::Result<(Claims, RingW
     Ok((claims, ring))
 }
 
-/// The claims, as the slots of a child see them.
+/// Claims, as a child's slots see them.
 pub struct Claims {
     shared: Mapping,
     own: Arc<Mapping>,
@@ -574,18 +585,18 @@ pub struct Claims {
 }
 
 impl Claims {
-    /// `None`: there is no such place, so the packet that named it is damaged.
+    /// Returns the claim at a place. `None`: there is no such place, so the packet that named it is damaged.
     pub fn get(&self, place: usize) -> Option<&ClaimCell> {
         (place < self.count).then(|| self.shared.at(LINE_BYTES + place * LINE_BYTES))
     }
 
-    /// Whether this child is to claim and begin nothing more.
+    /// Whether this child must not claim or begin anything more.
     pub fn is_closing(&self) -> bool {
         let word: &AtomicU64 = self.own.at(CLOSING_OFFSET);
         word.load(Ordering::SeqCst) != 0
     }
 
-    /// Runs `trim` if this child is asked to, once.
+    /// Runs `trim` once if this child was asked to give back memory.
     pub fn trim_if_asked(&self, trim: impl FnOnce()) {
         let word: &AtomicU64 = self.own.at(TRIM_OFFSET);
         if word.load(Ordering::Relaxed) != 0 {
@@ -595,7 +606,7 @@ impl Claims {
     }
 }
 
-/// Where a child writes its outcomes; its slots take turns.
+/// Child's writer of its outcomes; its slots take turns.
 pub struct RingWriter {
     own: Arc<Mapping>,
     head: u64,
@@ -603,11 +614,11 @@ pub struct RingWriter {
 }
 
 impl RingWriter {
-    /// The word for [`Pages::fault`].
+    /// Returns the word for [`Pages::fault`].
     ///
     /// # Safety
     ///
-    /// The writer must stay as long as what is returned is used.
+    /// The writer must stay alive as long as the returned word is used.
     pub unsafe fn fault(&self) -> &'static AtomicU64 {
         let word: &AtomicU64 = self.own.at(FAULT_OFFSET);
         // SAFETY: the mapping stays where it is until the writer is dropped.
@@ -631,7 +642,7 @@ impl RingWriter {
         let from = self.head as usize % RING_BYTES;
         let (first, second) = frame.split_at(frame.len().min(RING_BYTES - from));
         for (start, bytes) in [(from, first), (0, second)] {
-            // SAFETY: within this child's ring, in the part that the supervisor has done with.
+            // SAFETY: within this child's ring, in the part that the supervisor has finished reading.
             unsafe {
                 let target = self.own.start.add(2 * LINE_BYTES + start).as_ptr();
                 std::ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len());
@@ -646,14 +657,14 @@ impl RingWriter {
     }
 }
 
-/// A file without a name, closed on exec.
+/// Creates a file without a name, closed on exec.
 pub fn anonymous_file(name: &str) -> io::Result<OwnedFd> {
     #[cfg(target_os = "linux")]
     {
         use rustix::fs::{MemfdFlags, memfd_create};
         Ok(memfd_create(name, MemfdFlags::CLOEXEC)?)
     }
-    // macOS has no memfd: a file that loses its name at once.
+    // macOS has no memfd, so create a file and remove its name at once.
     #[cfg(not(target_os = "linux"))]
     {
         use rustix::fs::{Mode, OFlags, open, unlink};
@@ -712,15 +723,15 @@ pub(crate) mod tests {
 
         cell.offer(8, 3);
         assert_eq!(cell.take_back().owner, None);
-        assert!(!cell.claim(8, 0), "nothing of it is left to claim");
+        assert!(!cell.claim(8, 0), "no job is left to claim");
         assert!(
             !cell.begin(7, 0, 1, 1),
             "the place belongs to another packet"
         );
     }
 
-    /// Two children that pulled the same sequence (as a child thought dead would) and a supervisor
-    /// that takes back race for each job, many times: each job is run once or returned once.
+    /// Lets two children that pulled the same sequence (as a child wrongly thought dead would) and a supervisor
+    /// that takes back race for each job, many times. Each job is run once or returned once.
     #[test]
     fn each_job_is_begun_once_or_taken_back_whoever_races() {
         const JOBS: usize = 4;
@@ -748,7 +759,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// Otherwise the limit of one job would be counted from the beginning of another.
+    /// Otherwise the limit of one job would be counted from the beginning of another job.
     #[test]
     fn a_job_never_seems_to_have_begun_when_one_before_it_did() {
         let cell = cell();

@@ -70,7 +70,7 @@ pub enum PacketEnd {
     Ran { jobs: usize },
     /// A job took so long that those behind it were taken back.
     Slow,
-    /// It was taken back, in whole or in part, for another reason.
+    /// The packet was taken back, in whole or in part, for another reason.
     TakenBack,
 }
 

@@ -85,9 +85,9 @@ const ORPHANS_WITHIN: Duration = Duration::from_secs(1);
 /// End of a worker; `lib.rs` maps each to an exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// It was asked to stop, or its burst is over; unfinished jobs were handed back.
+    /// The worker was asked to stop, or its burst is over; unfinished jobs were handed back.
     InOrder,
-    /// It was asked twice: running jobs were killed and handed back.
+    /// The worker was asked twice: running jobs were killed and handed back.
     Forced,
     /// The app can't be loaded.
     App,

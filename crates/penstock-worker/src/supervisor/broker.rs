@@ -340,7 +340,7 @@ impl Supervisor {
             return;
         };
         let pools = (0..self.pools.len()).filter(|pool| self.pools[*pool].is_needed());
-        // Those of held tasks are numbered after those of the pools.
+        // Consumers of held tasks are numbered after those of the pools.
         let held = self.is_holding().then_some(self.pools.len());
         for number in pools.chain(held) {
             let consume = Consume {

@@ -36,11 +36,11 @@ const LOOK_AT_EVICTED: Duration = Duration::from_millis(50);
 /// Result of an order to the job of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OrderResult {
-    /// It is running, and has its order.
+    /// The job is running, and has its order.
     Running,
-    /// It is waiting here, and has not begun.
+    /// The job is waiting here, and has not begun.
     Waiting,
-    /// This worker does not have it.
+    /// This worker does not have the job.
     NotHere,
 }
 

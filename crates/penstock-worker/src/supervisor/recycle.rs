@@ -43,7 +43,7 @@ pub(super) enum Reason {
         own: u64,
         most: u64,
     },
-    /// It was forked with a different number of slots.
+    /// The child was forked with a different number of slots.
     Size(u32),
 }
 
@@ -119,7 +119,7 @@ pub(super) fn spares(layout: &[Layout]) -> (u32, u32) {
     (spares, spares * largest)
 }
 
-/// As many as a claim can name.
+/// Maximum number of children that a claim can name.
 pub(super) const MAX_CHILDREN: u32 = 4095;
 const _: () = assert!(MAX_PROCESSES < MAX_CHILDREN);
 
