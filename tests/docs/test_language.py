@@ -31,7 +31,6 @@ NOT_YET: tuple[str, ...] = (
     "crates/penstock-server/",
     "crates/penstock-sim/",
     "crates/penstock-wire/",
-    "crates/penstock-worker/",
     "docs/internals/simulation.md",
     "tools/generate-wire/",
 )
