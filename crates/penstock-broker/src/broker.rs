@@ -257,6 +257,7 @@ impl Broker {
 
     /// Returns the next record for the journal. Call it until it returns `None` once inputs have been handled: this is
     /// when work is handed out.
+    #[must_use = "the record is returned once"]
     pub fn poll_record(&mut self) -> Option<Record> {
         if self.records.is_empty() {
             self.hand_out();
@@ -269,6 +270,7 @@ impl Broker {
 
     /// Returns the next output to carry out. Call it until it returns `None` after records have been polled, and
     /// whenever the journal has progressed.
+    #[must_use = "the output is returned once"]
     pub fn poll_output(&mut self) -> Option<Output> {
         if let Some(output) = self.outbox.pop_front() {
             return Some(output);

@@ -325,6 +325,7 @@ impl Journal {
 
     /// Takes the next batch, with all waiting records up to a limit. Call when the writer is idle, and again at once
     /// while more records wait. Batches must be written in the order they are taken.
+    #[must_use = "the batch is returned once"]
     pub fn take_batch(&mut self) -> Option<Batch> {
         if let Some(filling) = self.closed.pop_front() {
             self.closed_bytes -= filling.body.len();
@@ -347,6 +348,7 @@ impl Journal {
     /// before closing, then write and sync it. Damage to the last records is then an error at the next start; without
     /// the watermark it would pass for a torn write. The batch begins a page, so that one bad page can't destroy both
     /// it and the records. `None`: there is nothing to prove, or not yet.
+    #[must_use = "the batch is returned once"]
     pub fn watermark_batch(&mut self) -> Option<Batch> {
         let idle = self.waiting_bytes() == 0 && self.synced_through == self.taken_through;
         let begins_a_page = true;

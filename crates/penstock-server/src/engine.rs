@@ -335,6 +335,7 @@ impl Engine {
     /// Returns a connection that has bytes to send. Send [`Engine::outgoing`] with one call, and report the number of
     /// bytes sent with [`Engine::transmitted`]. A connection that could not send everything is not returned again
     /// before that report.
+    #[must_use = "the connection is not returned again before it is asked for its bytes"]
     pub fn poll_transmit(&mut self) -> Option<ConnId> {
         self.pump();
         while let Some(conn) = self.to_transmit.pop_front() {
@@ -385,6 +386,7 @@ impl Engine {
 
     /// Returns a connection to close; the engine has dropped it. Everything that could be sent was sent: let the client
     /// read it before the socket is closed.
+    #[must_use = "the engine has dropped the connection: close its socket"]
     pub fn poll_close(&mut self) -> Option<ConnId> {
         self.to_close.pop_front()
     }
@@ -420,6 +422,7 @@ impl Engine {
 
     /// Returns the time by which a client has moved the clock since the last call. The shell's times are later by this
     /// amount from now on. Call it after each `received`.
+    #[must_use = "the shell must add the time, which is returned once"]
     pub fn take_clock_move(&mut self) -> u64 {
         std::mem::take(&mut self.clock_move_ms)
     }

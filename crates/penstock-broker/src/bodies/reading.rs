@@ -106,6 +106,7 @@ impl Reading {
 impl Broker {
     /// Returns the next reads of the journal, of roughly `max_bytes` in total. Call it after records have been polled,
     /// while no other read is under way; answer each read with `handle_read`.
+    #[must_use = "each read is returned once"]
     pub fn poll_reads(&mut self, max_bytes: usize) -> Vec<Read> {
         let mut parts = Vec::new();
         let mut bytes = 0;

@@ -66,6 +66,7 @@ impl WriterTask {
 impl Engine {
     /// Returns the writer's next task; `None` while it has one, or when there is nothing to do. The shell reports the
     /// task with [`Engine::batch_done`] or [`Engine::disk_failed`].
+    #[must_use = "the task is returned once"]
     pub fn take_batch(&mut self, now: Now) -> Option<WriterTask> {
         self.now = now;
         self.pump();

@@ -32,6 +32,7 @@ impl ReadTask {
 impl Engine {
     /// Returns the reader's next task; `None` while it has one, or when there is nothing to read. The shell reports the
     /// task with [`Engine::reads_done`].
+    #[must_use = "the task is returned once"]
     pub fn take_reads(&mut self, now: Now) -> Option<ReadTask> {
         self.now = now;
         if self.reading || matches!(self.lifecycle, Lifecycle::Failed { .. }) {
