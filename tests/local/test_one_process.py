@@ -26,7 +26,7 @@ WEB = """
     import json, os
     import tasks
 
-    # Before the fork, in the server's first process: its connection must not reach the children.
+    # This connection is made before the fork, in the server's first process, and must not reach the children.
     at_import = tasks.double.delay(0)
 
     def application(environ, start_response):

@@ -133,7 +133,7 @@ class TestFixtures:
             import pytest, shop
             from penstock import App, PenstockError, current_job
 
-            # It names its broker; the test's own takes that place.
+            # This app names its own broker; the test's broker replaces it.
             bank = App("bank", "unix:/nonexistent/broker.sock")
 
             @bank.task
@@ -214,7 +214,7 @@ class TestGuard:
                 assert not shop.sign_up("ada").done()
 
             def test_not_marked():
-                # The connection of the test before is still there.
+                # The previous test's connection is still open.
                 with pytest.raises(Exception, match="would use the real broker of"):
                     shop.sign_up("ada")
 

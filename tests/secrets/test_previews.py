@@ -176,7 +176,7 @@ TASKS = """
 
     @app.task
     def sign(user: str, code: Secret[str], login: Login, options: dict[str, str]) -> None:
-        # What the task makes of its arguments is not shown either.
+        # Values that the task derives from its arguments aren't shown either.
         options["note"] = code
         try:
             {}[login.password]

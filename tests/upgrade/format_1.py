@@ -19,7 +19,7 @@ class Known:
 
     id: str
     state: str | None
-    """None: no such message is held."""
+    """State of the message, or None if the broker holds no such message."""
     ended: str | None
     queue: str
     task: str

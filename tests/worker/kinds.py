@@ -20,14 +20,14 @@ from pathlib import Path
 here = Path(__file__).parent
 
 def note(*words) -> None:
-    # A single write, so that lines of several processes do not mix.
+    # A single write, so that lines of different processes don't mix.
     with open(here / "notes.txt", "ab", buffering=0) as file:
         file.write((" ".join(map(str, words)) + "\\n").encode())
 """
 
 OVERFLOWS = """
 def overflows() -> None:
-    # In C, where nothing counts the depth: glibc's compiler of patterns calls itself for each open parenthesis. Python
+    # In C, where nothing limits the depth: glibc's pattern compiler recurses for each open parenthesis. Python
     # 3.12 and newer count their own calls from C, so a callback that calls itself raises RecursionError there.
     import ctypes
     ctypes.CDLL(None).regcomp(ctypes.create_string_buffer(512), b"(" * 2_000_000, 1)

@@ -120,7 +120,7 @@ TASKS = """
     def forks() -> str:
         pid = os.fork()
         if pid == 0:
-            # The mistake that everybody makes once: the fork returns from the task as well.
+            # A common mistake: the fork returns from the task as well.
             return "from the fork"
         os.waitpid(pid, 0)
         return "from the task"
@@ -166,7 +166,7 @@ TASKS = """
 
     @app.task
     def leaves_an_alarm(label: str) -> int:
-        # Its own timeout, forgotten, and a thread that never ends.
+        # The task has forgotten its own timeout, and leaves a thread that never ends.
 
         def ring(number, frame):
             raise TimeoutError("the forgotten alarm")
@@ -187,7 +187,7 @@ TASKS = """
 
     @app.task(max_crashes=1)
     def damages_its_outcomes() -> None:
-        # As C code does that runs over a buffer: nonsense where the supervisor reads outcomes.
+        # Imitates C code that overruns a buffer: garbage where the supervisor reads outcomes.
         note(f"damages {os.getpid()}")
         for name in os.listdir("/proc/self/fd"):
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as found:

@@ -38,7 +38,7 @@ TASKS = """
 
     @app.task
     def hangs_in_c() -> None:
-        # No Python, no signal gets in.
+        # The job runs no Python code and blocks all signals.
         signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 64))
         say("hangs")
         ctypes.CDLL(None).sleep(600)

@@ -238,7 +238,7 @@ HEAP = """
     @app.task
     def looks() -> dict[str, int]:
         shared = memory()
-        # As a job does that uses what the app has prepared: it reads, and so counts references, here and there.
+        # Imitates a job that uses the app's prepared data: it reads, and so changes reference counts, here and there.
         for each in held[0][::1000]:
             each.decode()
         return {**memory(), "large": shared["AnonHugePages"]}

@@ -102,7 +102,7 @@ SOURCE = """
                 while True:
                     time.sleep(0.005)
         except SoftTimeout as error:
-            # It comes once.
+            # The error is raised only once.
             @SLEEP(0.4)
             return str(error)
 

@@ -172,7 +172,7 @@ def test_a_process_leaves_in_order_and_is_not_taken_apart(project: Project) -> N
             def __del__(self, write=os.write, pid=os.getpid):
                 write(2, b"finalised %d, " % pid())
 
-        # What modules of the app hold survives, once the collector does not look at it any more.
+        # Objects held by the app's modules survive once they are exempt from garbage collection.
         sys.alive = Alive()
         kept = logging.handlers.MemoryHandler(1000, target=logging.FileHandler(here / "kept.log"))
         logging.getLogger("kept").addHandler(kept)

@@ -16,7 +16,7 @@ TASKS = """
 
     app = App("shop")
     if "OWN_LOG" in os.environ:
-        # This stays in a buffer until somebody flushes it.
+        # This stays in a buffer until something flushes it.
         sys.stdout = open(os.environ["OWN_LOG"], "w")
         print("loading")
 

@@ -32,11 +32,11 @@ SOURCE = """
         while not (here / name).exists():
             @SLEEP(0.005)
 
-    # One that is in a process whose slot was prepared, waits for the end of that, or of a test; ends at once elsewhere.
+    # Waits for the file `go`, but ends at once if the file `second` existed when the job began.
     @app.task(slot="@KIND")
     @DEF waits(name: str) -> tuple[int, bool, bool]:
         job = current_job()
-        is_second = (here / "second").exists()  # the test may make it as soon as it has read the note
+        is_second = (here / "second").exists()  # checked first: the note lets the test create the file
         note("run", name, os.getpid())
         if not is_second:
             @AWAIT until("go")

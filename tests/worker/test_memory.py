@@ -55,7 +55,7 @@ SOURCE = """
 
     @app.task
     def frees(megabytes: int) -> int:
-        # Many small blocks, and one behind them that stays: the allocator keeps what is before it.
+        # Many small blocks, and a last one that stays, so the allocator keeps the memory before it.
         blocks = [bytes(2000) for _ in range(megabytes * 500)]
         kept.append(bytes(2000))
         del blocks
@@ -67,7 +67,7 @@ SOURCE = """
         note("begun", megabytes, os.getpid())
         while not (here / until).exists():
             time.sleep(0.005)
-        # What a supervisor is to see.
+        # Long enough for the supervisor to measure it.
         time.sleep(0.05)
         note("ended", megabytes, os.getpid())
         return data[0]

@@ -35,7 +35,7 @@ SOURCE = """
 
     @app.task(slot="isolated")
     def leaves_a_dead_one() -> int:
-        # Its parent is gone before it ends: an orphan.
+        # The parent exits first, which makes the process an orphan.
         script = "sleep 0.2 & echo $!"
         shell = subprocess.run(["sh", "-c", script], process_group=0, stdout=subprocess.PIPE, text=True)
         return int(shell.stdout)

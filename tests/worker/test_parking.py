@@ -112,7 +112,7 @@ SOURCE = """
     @app.task
     @DEF hoards(name: str) -> int:
         hoard = bytearray(b"x") * (150 << 20)
-        # Memory is looked at each second.
+        # Memory is measured once a second.
         @SLEEP(2.5)
         @AWAIT opens.delay(name).@RESULT()
         return len(hoard)

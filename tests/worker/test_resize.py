@@ -50,10 +50,10 @@ SOURCE = """
 @dataclass(frozen=True)
 class Kind:
     name: str
-    """Options of a worker with so many slots."""
     start: tuple[str, ...]
-    """The option that changes their number."""
+    """Worker options, up to the number of slots."""
     option: str
+    """The option that changes the number of slots."""
     define: str = "def"
     sleep: str = "time.sleep"
 

@@ -129,7 +129,7 @@ VERSIONS = """
     from penstock import App
     from penstock._worker import runner
 
-    # Half a minute in earnest.
+    # The default is half a minute.
     runner._DEFERRED_FOR_S = 0.05
     app = App("shop", url="{url}", version_grace={grace})
 

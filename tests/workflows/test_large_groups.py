@@ -236,7 +236,7 @@ def test_sending_200_000_calls_takes_a_few_megabytes(real):
         before = peak_mb()
         workflow = group(step.si(i, i) for i in range(200_000)).delay()
         workflow.cancel()
-        # Last: the broker's notice that nobody takes them may come before.
+        # Print last: the broker's notice that nobody takes these jobs may come before.
         print(len(workflow), peak_mb() - before)
     """
     *_, count, megabytes = real.project.python(script).split()
