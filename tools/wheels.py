@@ -135,9 +135,7 @@ def main() -> int:
     os.chdir(ROOT)
     lines.append(f"dist/{backend.build_sdist(str(DIST))}")
     subprocess.run(["twine", "check", "--strict", *DIST.iterdir()], check=True)
-    lines.append(
-        "no wheel for musl: the worker does not compile for it; none for macOS: run `pip wheel .` there"
-    )
+    lines.append("no wheel for musl: the worker does not compile for it; none for macOS: run `pip wheel .` there")
     print("\n".join(["", *lines]))
     return 0 if any(DIST.glob("*.whl")) else 1
 
