@@ -1,11 +1,10 @@
-//! Places in the product where the simulator may make something go wrong on purpose.
+//! Marks places in the product where the simulator may deliberately make something go wrong.
 //!
-//! [`planted!`] marks a bug that is planted there; the table of them is [`PLANTS`]. One at a time is
-//! chosen at run time, and the simulator must catch it: a simulator that misses one is too weak.
-//! [`perhaps!`] marks a decision that is lawful at any time and rare by nature, such as beginning a
-//! new segment: the simulator makes it frequent.
+//! [`planted!`] marks a planted bug; [`PLANTS`] is the table of them. One at a time is chosen at run time, and
+//! the simulator must catch it: a simulator that misses one is too weak. [`perhaps!`] marks a decision that is
+//! allowed at any time but rare by nature, such as beginning a new segment. The simulator makes it frequent.
 //!
-//! Without the feature `on` both are the constant `false`, and nothing of this is compiled.
+//! Without the feature `on`, both are the constant `false`, and nothing else of this crate is compiled.
 
 #[cfg(feature = "on")]
 mod points;
@@ -17,11 +16,11 @@ pub use points::{Points, is_found_by, is_likely, is_planted, plant, point};
 #[cfg(feature = "on")]
 pub use table::{Finder, PLANTS, POINTS, Plant};
 
-// Profiles for the simulator and for tests have debug assertions; what users are given has not.
+// Profiles for the simulator and for tests have debug assertions; release builds for users do not.
 #[cfg(all(feature = "on", not(debug_assertions)))]
 compile_error!("planted bugs must not be built into a release");
 
-/// True when this bug of the table is the one that is planted now.
+/// True if this bug is the one that is planted now.
 #[cfg(feature = "on")]
 #[macro_export]
 macro_rules! planted {
@@ -38,7 +37,7 @@ macro_rules! planted {
     };
 }
 
-/// True now and then, as the seed of the simulation has it.
+/// True now and then, as the simulation's seed decides.
 #[cfg(feature = "on")]
 #[macro_export]
 macro_rules! perhaps {

@@ -1,5 +1,5 @@
-//! Planted bug, and likelihood of each point: for this thread, because a simulated run is one
-//! thread.
+//! Keeps the planted bug and the likelihood of each point. Both belong to one thread, because a simulated run
+//! is one thread.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,7 +16,7 @@ thread_local! {
 pub struct Points {
     /// Bitmap of the points that take part.
     enabled: u32,
-    /// A point says yes once in this many times.
+    /// Average number of decisions per positive one.
     one_in: u64,
     state: u64,
 }
@@ -37,7 +37,7 @@ impl Points {
         });
     }
 
-    /// Plants only the bug of this name in this thread from now on; false when there is none.
+    /// Plants only the bug of this name in this thread from now on. Returns false if there is none.
     pub fn plant(name: Option<&str>) -> bool {
         let index = name.map(|name| PLANTS.iter().position(|plant| plant.name == name));
         PLANTED.set(index.flatten().unwrap_or(usize::MAX));
@@ -48,7 +48,7 @@ impl Points {
         if self.enabled >> point & 1 == 0 {
             return false;
         }
-        // A linear congruential generator (Knuth's MMIX); its high bits are good enough to decide by.
+        // A linear congruential generator (Knuth's MMIX). Its high bits are good enough for decisions.
         self.state = self
             .state
             .wrapping_mul(6_364_136_223_846_793_005)
@@ -57,7 +57,7 @@ impl Points {
     }
 }
 
-/// Whether this test fails while the bug is planted. It may plant nothing in other threads.
+/// Whether this test fails while the bug is planted. Other threads are not affected by the bug.
 pub fn is_found_by(name: &str, test: impl FnOnce()) -> bool {
     assert!(Points::plant(Some(name)), "{name} is not in the table");
     let result = catch_unwind(AssertUnwindSafe(test));
@@ -76,7 +76,7 @@ pub fn is_likely(point: usize) -> bool {
     answer
 }
 
-/// Returns the place of a name in the table; a name that is not there does not compile.
+/// Returns the index of a name in the table. A name that is not there does not compile.
 pub const fn plant(name: &str) -> usize {
     let mut index = 0;
     while index < PLANTS.len() {

@@ -1,4 +1,5 @@
-//! `penstock-sim --seeds 2000` runs seeds 1 to 2000; `--seed 8211` replays one, step by step.
+//! Runs the simulator. `penstock-sim --seeds 2000` runs seeds 1 to 2000; `--seed 8211` replays one, step by
+//! step.
 
 use std::io::{BufWriter, Write};
 use std::process::ExitCode;
@@ -11,10 +12,10 @@ use penstock_sim::shrink::{shorten_ids, shrink};
 use penstock_sim::soak::{keep_panics, run_without_panic};
 use penstock_sim::world::{Outcome, Without, run_without};
 
-/// Seeds that are multiples of this run twice: the same seed must give the same run.
+/// Divisor of the seeds that run twice: the same seed must give the same run.
 const TWICE: u64 = 20;
 
-/// Time that a person waits for a smaller run.
+/// Maximum time to look for a smaller run, while a person waits.
 const SHRINKS_FOR: Duration = Duration::from_secs(60);
 
 fn main() -> ExitCode {
@@ -30,7 +31,7 @@ fn main() -> ExitCode {
             .zip(number(from))
             .map(|(seeds, from)| search(from, seeds)),
         ["--hashes", seeds] => number(seeds).map(hashes),
-        // How a planted bug shows.
+        // Replays a seed with a planted bug, to see how the bug appears.
         #[cfg(feature = "faults")]
         ["--seed", seed, "--planted", name] if penstock_faults::Points::plant(Some(name)) => {
             number(seed).map(replay)
@@ -51,10 +52,10 @@ fn main() -> ExitCode {
     })
 }
 
-/// Names of planted bugs; none: all of them.
+/// Names of planted bugs; without any, all of them.
 #[cfg(feature = "faults")]
 fn hunt(names: &[&str]) -> ExitCode {
-    /// A bug that this many seeds do not find would not be found.
+    /// Number of seeds after which a bug counts as not found.
     const SEEDS: u64 = 10_000;
     match penstock_sim::mutants::hunt(names, SEEDS) {
         true => ExitCode::SUCCESS,
@@ -62,7 +63,7 @@ fn hunt(names: &[&str]) -> ExitCode {
     }
 }
 
-/// Shows a run step by step; when it fails, the smallest that fails in the same way.
+/// Prints a run step by step. If it fails, also prints the smallest run that fails in the same way.
 fn replay(seed: u64) -> ExitCode {
     let outcome = run_without_panic(seed, &Without::default());
     let Some(whole) = outcome.failure.as_deref().map(shorten_ids) else {
@@ -86,7 +87,7 @@ fn replay(seed: u64) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Shows a run step by step, with nothing left out.
+/// Prints a run step by step, without omissions.
 fn replay_whole(seed: u64) -> ExitCode {
     match show(seed, &Without::default()) {
         Some(outcome) if outcome.failure.is_none() => {
@@ -105,18 +106,18 @@ fn replay_whole(seed: u64) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Prints a run step by step; `None`: it ended in a panic.
+/// Prints a run step by step. `None`: it ended in a panic.
 fn show(seed: u64, without: &Without) -> Option<Outcome> {
     let mut lines = BufWriter::new(std::io::stdout().lock());
     let mut trace = |line: &str| {
-        // The reader may have seen enough.
+        // A failed write is ignored: the reader may have closed the pipe.
         let _ended = writeln!(lines, "{}", shorten_ids(line));
     };
     let shown = || run_without(seed, without, Some(&mut trace));
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(shown)).ok()
 }
 
-/// Prints a line for each seed that is the same whenever and wherever it runs.
+/// Prints a line for each seed, which is the same at any time and on any machine.
 fn hashes(seeds: u64) -> ExitCode {
     for seed in 1..=seeds {
         let outcome = run_without_panic(seed, &Without::default());
@@ -168,7 +169,7 @@ fn search(from: u64, seeds: u64) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Runs a seed; a panic in it is a failure as any other, and some are run twice.
+/// Runs a seed. A panic in it is a failure like any other. Some seeds run twice.
 fn run_checked(seed: u64) -> Outcome {
     let mut outcome = run_without_panic(seed, &Without::default());
     if seed.is_multiple_of(TWICE)

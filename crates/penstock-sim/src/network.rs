@@ -1,9 +1,9 @@
-//! Bytes on their way between a client and the broker.
+//! Carries bytes between a client and the broker.
 
 use std::collections::VecDeque;
 
-/// Size of a socket's buffer. The model takes bytes that the broker has not sent for not handed out, so a
-/// smaller one would need doubt about the broker's own buffer when a client disconnects.
+/// Size of a socket's buffer. To the model, bytes that the broker has not sent were not handed out. With a
+/// smaller buffer, it would have to allow for the broker's own buffer when a client disconnects.
 const BUFFER_BYTES: usize = 16 << 20;
 
 /// Quality of a connection.
@@ -12,7 +12,7 @@ pub enum Line {
     Good,
     /// Bytes arrive one at a time.
     Trickle,
-    /// The line becomes half-open: bytes in a direction that is `false` are lost without a word.
+    /// The line becomes half-open: bytes in a direction that is `false` are lost silently.
     HalfOpen {
         to_broker: bool,
         to_client: bool,
@@ -25,7 +25,7 @@ pub struct Link {
     pub line: Line,
     pub to_broker: VecDeque<u8>,
     pub to_client: VecDeque<u8>,
-    /// Whether the broker has more for the client than the socket had room for.
+    /// Whether the broker has more bytes for the client than the socket had room for.
     pub is_full: bool,
     pub client_has_closed: bool,
     pub broker_has_closed: bool,
@@ -73,7 +73,7 @@ impl Link {
         )
     }
 
-    /// Breaks the line: from now on only bytes in these directions arrive; a lost direction stays lost.
+    /// Breaks the line: from now on only bytes in these directions arrive. A lost direction stays lost.
     pub fn breaks(&mut self, to_broker: bool, to_client: bool) {
         self.line = Line::HalfOpen {
             to_broker: to_broker && self.reaches_broker(),

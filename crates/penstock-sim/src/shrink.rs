@@ -1,16 +1,15 @@
-//! Finds a smaller run that fails in the same way: the end is cut off, then faults, habits and clients are left
-//! out one by one. Every omission changes what is drawn after it, so that each attempt is another
-//! run; but always the same one.
+//! Finds a smaller run that fails in the same way. Cuts off the end, then omits faults, habits and clients one
+//! by one. Every omission changes later draws, so each attempt is a different, but reproducible run.
 
 use std::time::{Duration, Instant};
 
 use crate::soak::run_without_panic;
 use crate::world::{NAMES, Outcome, Without};
 
-/// Number of tries to do with fewer steps, after each omission.
+/// Number of attempts with fewer steps, after each omission.
 const CUTS: u64 = 24;
 
-/// Returns a failure without anything that differs from run to run: ids, numbers and places.
+/// Returns a failure without ids, numbers and places, which differ from run to run.
 fn kind(failure: &str) -> String {
     let what = failure
         .split_once(" ms: ")
@@ -20,8 +19,8 @@ fn kind(failure: &str) -> String {
     plain.take(7).collect::<Vec<&str>>().join(" ")
 }
 
-/// Returns the omissions that a run can do with, and its outcome then. After this time it stops trying:
-/// a person waits, and the seed is the same tomorrow.
+/// Returns the omissions with which a run still fails, and its outcome with them. Stops trying after this time:
+/// a person is waiting, and the seed will fail again tomorrow.
 pub fn shrink(seed: u64, outcome: Outcome, patience: Duration) -> (Without, Outcome) {
     let Some(failure) = &outcome.failure else {
         return (Without::default(), outcome);
@@ -77,7 +76,7 @@ pub fn shrink(seed: u64, outcome: Outcome, patience: Duration) -> (Without, Outc
     }
 }
 
-/// Shortens whole ids, which are long to read: enough of each stays to tell it from the others.
+/// Shortens whole ids, which are long to read. The rest is enough to tell each id from the others.
 pub fn shorten_ids(line: &str) -> String {
     let is_id = |text: &str| {
         let dashes = [8, 13, 18, 23];

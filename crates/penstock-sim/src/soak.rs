@@ -1,4 +1,4 @@
-//! Runs many seeds, on all cores. A panic in a run is a failure as any other.
+//! Runs many seeds, on all cores. A panic in a run is a failure like any other.
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -6,11 +6,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use crate::world::{Outcome, Without, run_without};
 
 thread_local! {
-    /// Text of the last panic of this thread.
+    /// Text of this thread's last panic.
     static PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Keeps panics for [`run_without_panic`] from now on, and prints none.
+/// Keeps panics for [`run_without_panic`] from now on, without printing them.
 pub fn keep_panics() {
     std::panic::set_hook(Box::new(|info| {
         if std::env::var_os("SIM_BACKTRACE").is_some() {

@@ -1,4 +1,4 @@
-//! Time: two clocks, and the events while it passes.
+//! Runs time: two clocks, and the events as it passes.
 
 use penstock_broker::{Boot, ConnId, Now};
 
@@ -34,7 +34,7 @@ impl World<'_> {
         }
     }
 
-    /// Starts the machine, after a power cut.
+    /// Starts the machine after a power cut.
     pub(super) fn boot(&mut self) {
         self.boots = self.boots.wrapping_add(1);
         self.booted_ms = self.now_ms;
@@ -42,7 +42,7 @@ impl World<'_> {
 
     pub(super) fn tick(&mut self) -> Verdict {
         self.checker.time(self.time());
-        // A full disk says nothing when there is space again: it is tried every now and then.
+        // A full disk does not report that it has space again, so it is retried now and then.
         self.prepare_spares();
         let now = self.now();
         if let Some(life) = &mut self.broker {
@@ -51,8 +51,8 @@ impl World<'_> {
         self.tend()
     }
 
-    /// Lets time go by, and handles each deadline when it is due. In a long while the network and the disk
-    /// are calm.
+    /// Advances the time, and handles each deadline when it is due. During long periods the network and the
+    /// disk are calm.
     pub(super) fn pass(&mut self, ms: u64) -> Verdict {
         let until_ms = self.now_ms + ms;
         let is_calm = ms > 100;
@@ -94,7 +94,7 @@ impl World<'_> {
         }
     }
 
-    /// Lets everything arrive that is on its way, and the disk do what it has to.
+    /// Delivers all bytes in transit, and lets the disk finish its work.
     pub(super) fn calm_down(&mut self) -> Verdict {
         loop {
             let conns: Vec<ConnId> = self.links.keys().copied().collect();
@@ -117,7 +117,7 @@ impl World<'_> {
                 is_still = false;
                 self.disk_works()?;
             }
-            // A batch may be due that a fault point has kept back.
+            // A batch that a fault point has held back may be due.
             let is_due = |life: &mut Life| {
                 let deadline_ms = life.engine.next_deadline_ms();
                 deadline_ms.is_some_and(|at_ms| life.started_ms + at_ms <= self.now_ms)
@@ -131,7 +131,7 @@ impl World<'_> {
             }
             self.heard_at_ms = self.now_ms;
         }
-        // By then the journal has synced what nobody waited for.
+        // By then the journal has synced even records that no client waited for.
         if let Some(life) = &self.broker
             && self.now_ms >= self.heard_at_ms + 300
         {

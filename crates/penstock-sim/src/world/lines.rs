@@ -1,4 +1,4 @@
-//! Bytes on their way: in portions, late, or never.
+//! Delivers bytes in portions, late, or never.
 
 use penstock_broker::ConnId;
 use penstock_server::Peer;
@@ -10,7 +10,7 @@ use crate::network::{Line, Link};
 use crate::said::Hearing;
 
 impl World<'_> {
-    /// Connects this client; where nobody else does, it starts the broker.
+    /// Connects this client, and starts the broker if it does not run.
     pub(super) fn connect(&mut self, index: usize) -> Verdict {
         if self.broker.is_none() {
             self.start()?;
@@ -38,7 +38,7 @@ impl World<'_> {
         Line::Trickle
     }
 
-    /// Puts the bytes of a client on their way.
+    /// Puts a client's bytes on their way.
     pub(super) fn let_speak(&mut self, index: usize) {
         let time = self.time();
         let seat = &mut self.seats[index];

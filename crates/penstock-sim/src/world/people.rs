@@ -1,4 +1,4 @@
-//! Actions of clients, and the faults that they meet.
+//! Performs actions of clients, and the faults that they meet.
 
 use penstock_broker::ConnId;
 
@@ -6,7 +6,7 @@ use super::World;
 use crate::client::Stage;
 use crate::model::Verdict;
 
-/// Most running jobs that a client sees, to cancel one.
+/// Maximum number of running jobs that a client sees, to cancel one.
 const RUNNING_SEEN: usize = 8;
 
 impl World<'_> {
@@ -21,7 +21,7 @@ impl World<'_> {
                 self.seats[index].client.act(&mut self.rng, time);
                 self.let_speak(index);
             }
-            // A program does not wait for its connection before it asks for something.
+            // A program does not wait for its connection before it sends a request.
             Stage::Greeting => {}
             Stage::Dead => {
                 if self.rng.one_in(8) {
@@ -41,7 +41,7 @@ impl World<'_> {
             return Ok(());
         };
         match self.rng.below(6) {
-            // In order.
+            // The client disconnects cleanly.
             0 if seat.client.stage() == Stage::Open => {
                 if let Some(wild) = seat.client.as_wild() {
                     wild.say_goodbye();
@@ -49,13 +49,13 @@ impl World<'_> {
                 self.let_speak(index);
                 self.hang_up(index, conn, false);
             }
-            // The broker will learn of it much later than of the next connection.
+            // The broker will learn of this much later than of the next connection.
             1 => {
                 self.say(|| format!("client {index} connects again"));
                 self.seats[index].client.disconnected();
                 return self.connect(index);
             }
-            // From now on bytes are lost, this way or that or both, and nobody is told.
+            // From now on bytes are lost in one or both directions, without notice.
             2 | 3 => {
                 let (to_broker, to_client) = match self.rng.below(3) {
                     0 => (false, false),
@@ -98,11 +98,11 @@ impl World<'_> {
     }
 
     pub(super) fn client_dies(&mut self) -> Verdict {
-        // Somebody must be left to see the end.
+        // One client must survive to see the end.
         let index = 1 + self.rng.below(self.seats.len() as u64 - 1) as usize;
         self.say(|| format!("client {index} dies"));
         if let Some(conn) = self.seats[index].conn {
-            // Half of the time nobody says so: the socket just stays silent.
+            // Half of the time there is no notice: the socket just stays silent.
             if self.rng.bool() {
                 self.hang_up(index, conn, true);
             }
