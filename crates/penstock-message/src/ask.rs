@@ -4,24 +4,24 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-/// Question of a client to the worker of this name. A client sends it again after a reconnect, so a worker may receive
-/// it twice: an order must do no more when it comes a second time.
+/// Question of a client to the worker of this name. The client sends it again after a reconnect, so a worker may
+/// receive it twice: an order must do no more the second time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AskQuery {
     pub worker: String,
-    /// Up to [`AskQuery::MOST_BYTES`].
+    /// Question, as the worker reads it; at most [`AskQuery::MOST_BYTES`].
     pub question: Bytes,
-    /// Time for the worker to reply; up to [`AskQuery::MOST_PATIENCE`], and 0: as long.
+    /// Time for the worker to reply; at most [`AskQuery::MOST_PATIENCE`], which 0 means too.
     pub patience_ms: u64,
 }
 
 impl AskQuery {
-    /// Limit of a question, and of a reply.
+    /// Maximum bytes of a question, and of a reply.
     pub const MOST_BYTES: usize = 4 << 20;
     pub const MOST_PATIENCE: Duration = Duration::from_secs(60);
 }
 
-/// Question to this worker. It replies once, on the same connection.
+/// Question to this worker, which replies once, on the same connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ask {
     /// Number of the question, for the reply.
@@ -36,15 +36,15 @@ pub enum NoReply {
     UnknownWorker,
     /// Several workers have this name.
     SeveralWorkers,
-    /// The worker takes no questions.
+    /// The worker accepts no questions.
     TooOld,
-    /// As many questions are under way as may be.
+    /// Too many questions are under way.
     Busy,
-    /// The worker's connection ended first. It may have done what it was asked to do.
+    /// The worker's connection ended first. It may have carried out the request.
     Lost,
-    /// The worker has not replied in time. It may still do what it was asked to do.
+    /// The worker has not replied in time. It may still carry out the request.
     Silent,
-    /// The question is too large, or the reply.
+    /// The question or the reply is too large.
     TooLarge,
 }
 
@@ -56,21 +56,21 @@ pub struct WorkerReport {
     pub state: WorkerState,
     /// Whether it replies to questions.
     pub takes_asks: bool,
-    /// Number of jobs that wait for others while their slots are lent. The busy slots are without them.
+    /// Number of jobs that wait for others while their slots are lent; not counted in `busy`.
     pub parked: u32,
 }
 
 /// State of a worker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WorkerState {
-    /// An older worker does not say.
+    /// Not reported, by an older worker.
     #[default]
     Unsaid,
     Serving,
     /// Begins no job until it is resumed.
     Paused,
-    /// Begins no job, and ends when all that run have ended, however long that takes.
+    /// Begins no job, and exits when all running ones have ended, however long that takes.
     Draining,
-    /// Begins no job, and ends within its grace.
+    /// Begins no job, and exits within its grace.
     Ending,
 }

@@ -178,7 +178,7 @@ impl Connection {
         self.backlogged
     }
 
-    /// Whether so many of its bytes wait for disk space that further ones must wait too.
+    /// Whether enough of its bytes wait for disk space that further ones must wait too.
     pub(crate) fn is_blocked(&self) -> bool {
         self.blocked_bytes > BLOCKED_BYTES
     }

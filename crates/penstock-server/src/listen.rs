@@ -341,8 +341,8 @@ mod tests {
         fs::write(&precious, "mine").unwrap();
         let refused = Listener::open(&ListenAddress::Unix(precious.clone()), false)
             .err()
-            .expect("it is no socket");
-        assert!(refused.to_string().contains("no socket"), "{refused}");
+            .expect("it is not a socket");
+        assert!(refused.to_string().contains("not a socket"), "{refused}");
         assert_eq!(fs::read_to_string(precious).unwrap(), "mine");
     }
 }
