@@ -35,7 +35,7 @@ use clap::{Parser, Subcommand};
 const EXIT_CODES: &str = "\
 Exit codes:
   0   done
-  1   it failed; the last line says why
+  1   the command failed; the last line says why
   2   the command line is wrong
   3   worker: the app can't be loaded
   4   worker: a second signal came, and running jobs were handed back
