@@ -198,7 +198,7 @@ def test_threads_of_a_job_tell_it_and_processes_that_it_starts_do_not(shop: Shop
 
 def test_numbers_that_are_none_are_refused(shop: Shop) -> None:
     shop.start(PROCESS)
-    with pytest.raises(ValueError, match="finite numbers, not NaN"):
+    with pytest.raises(ValueError, match="a finite number, not NaN"):
         shop.tasks.wrong.delay().result(60)
 
 
