@@ -319,7 +319,10 @@ fn status_purge_limit_and_stop_work_beside_more_names_than_a_frame_holds() {
     let unknown = command(&["purge", "--yes", "mail"]);
     assert_eq!(unknown.status.code(), Some(1));
     let said = text(&unknown);
-    assert!(said.contains("no queue \"mail\"; there are zzz"), "{said}");
+    assert!(
+        said.contains("no queue \"mail\"; its queues are zzz"),
+        "{said}"
+    );
     assert!(
         said.ends_with(" and more\n") && said.len() < 6_000,
         "{said}"

@@ -257,7 +257,7 @@ fn a_client_that_asks_and_never_listens_is_not_heard_any_further_and_then_let_go
     assert!(
         last.expect("a reason")
             .text
-            .starts_with("nothing was heard"),
+            .starts_with("nothing was received"),
         "it was let go"
     );
     assert!(!world.is_closed(publisher));
@@ -353,7 +353,7 @@ fn a_thousand_quiet_connections_are_each_told_that_we_live() {
         assert!(
             last.expect("a reason")
                 .text
-                .starts_with("nothing was heard")
+                .starts_with("nothing was received")
         );
     }
 }
