@@ -48,7 +48,7 @@ def serve(project: Project, disk: SmallDisk, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def says_what_it_means(full: DiskFull) -> None:
-    assert "takes no new jobs" in str(full)
+    assert "accepts no new jobs" in str(full)
 
 
 def enqueue_until_full(tasks: ModuleType) -> list[Job[int]]:
