@@ -467,7 +467,7 @@ impl Checker {
             self.value(&key, &state)?;
         }
         if let Some(close) = frame.close {
-            if close.why() == Why::Protocol && !close.text.contains("nothing was heard") {
+            if close.why() == Why::Protocol && !close.text.contains("nothing was received") {
                 return Err(format!("an honest client was refused: {}", close.text));
             }
             if close.why() != Why::Fenced {
