@@ -56,7 +56,7 @@ def test_any_other_name_is_answered_as_usual() -> None:
 
 @pytest.mark.parametrize("kind", [App, Job, Partial, Sender, Workflow])
 def test_each_name_is_answered_and_none_is_listed(kind: type) -> None:
-    for name in _habits._OF[kind.__name__]:
+    for name in _habits._BY_CLASS[kind.__name__]:
         assert isinstance(getattr_static(kind, name), _habits.Habit), name
     assert not {"get", "apply_async", "send_task"} & {*dir(add), *dir(add.s(1, 2)), *dir(app)}
 

@@ -67,10 +67,10 @@ def test_a_job_that_waits_after_a_crash_says_so_and_can_be_cancelled(shop: Shop)
     info = job.info()
     assert (info.state, info.attempts) == ("delayed", 3)
     assert info.due_at is not None and str(info.error).startswith(f"penstock.WorkerCrashed: {DEATHS['kill -9']}")
-    with pytest.raises(ResultTimeout, match=r"it is delayed until .*, after the death of its process"):
+    with pytest.raises(ResultTimeout, match=r"it is delayed until .*, after its process died"):
         job.result(timeout=0.01)
     shown = shop.project.penstock("job", "show", job.id).output
-    assert re.search(r"due .*, after the death of its process", shown)
+    assert re.search(r"due .*, after its process died", shown)
     assert job.cancel() == "delayed"
     with pytest.raises(JobCancelled):
         job.result(timeout=30)

@@ -211,7 +211,7 @@ def test_beyond_what_it_was_started_for_a_worker_has_to_start_again(resized: Res
     assert "20 slots" in resized.resize("-c", 20)
     # A paused worker can be resized too, and stays paused.
     assert resized.project.penstock("workers", "pause", "mill").returncode == 0
-    assert "has 2 slots, and is paused" in resized.resize("-c", 2)
+    assert "mill: paused, with 2 slots" in resized.resize("-c", 2)
     job = resized.tasks.naps.delay(1)
     assert resized.project.penstock("workers", "resume", "mill").returncode == 0
     assert job.result(timeout=60)

@@ -76,7 +76,7 @@ def test_a_job_that_waits_for_itself_is_told_at_once(project: Project, how: str)
     project.worker("tasks:app", "-c", "1")
     job = project.tasks().wait_for_itself.delay(how)
     told = job.result(timeout=20)
-    assert told.startswith(f"refused: job {job.id} (tasks.wait_for_itself) waits for itself. None of them"), told
+    assert told.startswith(f"refused: job {job.id} (tasks.wait_for_itself) waits for itself. None of these jobs"), told
 
 
 def test_the_wait_that_closes_a_circle_is_refused_and_the_others_go_on(project: Project) -> None:

@@ -83,7 +83,7 @@ def _in_words(held: dict[str, Any], consumers: int, url: str) -> str:
         return f"it has run{f' for {_since(started)}' if started else ''} on {held['worker'] or 'a worker'}"
     if state == "delayed":
         due = datetime.fromtimestamp(held["due_at_ms"] / 1000, UTC).isoformat(" ", "seconds")
-        why = ", after the death of its process" if _has_crashed(held) else ""
+        why = ", after its process died" if _has_crashed(held) else ""
         return f'it is delayed until {due} in queue "{queue}" of {url}{why}'
     if state == "held":
         return "it waits for other jobs to end"

@@ -617,7 +617,7 @@ fn what_no_frame_can_hold_is_refused_here_and_the_next_goes_on() {
     );
     bench.commit("small", None);
     assert_eq!(bench.sent(), "commit 1-1 0 ops");
-    assert!(bench.heard().starts_with("huge: one operation of"));
+    assert!(bench.heard().starts_with("huge: one operation has"));
 }
 
 #[test]

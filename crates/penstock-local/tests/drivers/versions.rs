@@ -151,7 +151,7 @@ fn a_server_that_is_older_is_left_alone_and_the_client_told_what_to_install() {
     };
     assert!(
         reason.contains("speaks version 1 of the protocol and this client")
-            && reason.contains("end that broker"),
+            && reason.contains("stop that broker"),
         "{reason}"
     );
     assert_eq!(direct.broker_pid(), pid);

@@ -255,7 +255,7 @@ fn without_a_common_version_both_are_named_and_what_to_install() {
         1,
         format!(
             "the broker at unix:test (penstock 9.9.9) speaks version 1 of the protocol and this client (penstock {ours}) \
-             version 2: end that broker (`penstock broker stop` does, for a local one) and start penstock {ours} in its \
+             version 2: stop that broker (with `penstock broker stop`, if it is a local one) and start penstock {ours} in its \
              place; everything that was confirmed is kept"
         ),
     );
