@@ -11,6 +11,9 @@ use penstock_message::{
     Answer, Ask, CancelOrder, Delivery, Lease, Receipt, Refusal, SeededSet, SeededState,
 };
 
+/// Room for this many leases is kept while fewer are held.
+const KEPT_LEASES: usize = 4096;
+
 /// Everything that arrived since the supervisor last looked.
 #[derive(Default)]
 pub struct News {
@@ -119,6 +122,13 @@ impl Inbox {
             Err(error) => failed = Some(error),
         }
         let left = self.unconfirmed.fetch_sub(leases.len(), Ordering::AcqRel) - leases.len();
+        if left == 0 {
+            // The table has grown while the broker confirmed slowly, to 33 bytes for each lease of that time.
+            let mut held = lock(&self.held);
+            if held.capacity() > KEPT_LEASES && held.len() < held.capacity() / 8 {
+                held.shrink_to(KEPT_LEASES);
+            }
+        }
         if failed.is_some() || !refused.is_empty() {
             self.tell(|news| {
                 news.refused.append(&mut refused);

@@ -1,5 +1,6 @@
 //! Handles frames from the broker.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,6 +18,8 @@ use crate::encoded::Encoded;
 
 /// Version of this client, for people.
 const OUR_VERSION: &str = env!("CARGO_PKG_VERSION");
+/// Room for this many transactions is kept while none is unconfirmed.
+const KEPT_TRANSACTIONS: usize = 4096;
 /// Id of the query that stops an older broker. Other calls are numbered from 1.
 const TAKE_OVER: u64 = 0;
 
@@ -235,6 +238,14 @@ impl DriverSession {
             (0, _) => (0, 0),
             (index, part) => (index - 1, part),
         };
+        if self.window.is_empty() && self.waiting.is_empty() {
+            // They grow while the broker confirms slowly, to 136 bytes a transaction, and would stay that large.
+            for transactions in [&mut self.window, &mut self.waiting] {
+                if transactions.capacity() > KEPT_TRANSACTIONS {
+                    *transactions = VecDeque::new();
+                }
+            }
+        }
         if !pending.reported {
             let receipt = pending.receipt.unwrap_or(otherwise);
             self.settle(pending.call, pending.index, receipt);

@@ -11,7 +11,10 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
+use penstock_message::Query;
+
 use super::Supervisor;
+use super::broker::ANSWER_WITHIN;
 use super::children::Life;
 use super::recycle::Reason;
 use crate::config::{MemoryConfig, MemoryLimit};
@@ -257,10 +260,27 @@ impl Supervisor {
         self.look_at_base();
         self.look_at_held();
         let pause = LOOK_EVERY.max(LOOK_AT_CHILD * alive * 100);
-        let is_busy = !self.outstanding.is_empty() || self.is_holding();
+        // What the broker has not confirmed is still held, and worth giving back once it has.
+        let is_settling = self.inbox.unconfirmed() > 0;
+        let is_busy = !self.outstanding.is_empty() || self.is_holding() || is_settling;
         self.memory.look_at = (any_trims || is_busy).then_some(now + pause);
         if self.memory.look_at.is_none() {
-            (self.config.give_back)();
+            self.give_memory_back();
+        }
+    }
+
+    /// Has both threads of this process give freed memory back. The allocator keeps what was freed with the thread that
+    /// allocated it, and only that thread can return it. Deliveries are allocated by the driver's thread: after a million
+    /// jobs it kept 30 MB. That thread runs no code of this crate but answers, so it is asked something.
+    fn give_memory_back(&self) {
+        let give_back = self.config.give_back;
+        give_back();
+        if let Some(broker) = &self.broker {
+            broker.driver.query(
+                Query::Operation(0),
+                Instant::now() + ANSWER_WITHIN,
+                Box::new(move |_| give_back()),
+            );
         }
     }
 
