@@ -18,6 +18,7 @@ __all__ = [
     "Options",
     "Port",
     "SlotLink",
+    "WrittenPages",
     "__version__",
     "collapse_heap",
     "draw_workflow",
@@ -411,6 +412,16 @@ def collapse_heap() -> int:
 
 def flush_c_output() -> None:
     """Flush output that C code has printed and the C library still buffers."""
+
+@final
+class WrittenPages:
+    """Pages of the shared heap that jobs in processes of their own write to. To be made before the forks."""
+
+    def __new__(cls) -> WrittenPages: ...
+    def job_ended(self) -> None:
+        """Note that a job has ended in this process."""
+    def copy(self) -> int:
+        """Copy the pages that jobs have written to, and return how many these are."""
 
 @final
 class ChildLink:

@@ -267,3 +267,49 @@ def test_processes_share_huge_pages_and_own_no_more_than_without(project: Projec
     needs(large > large_without, "a kernel that has MADV_COLLAPSE (Linux 6.1), and huge pages not used anyway")
     assert large > 40 * 1024, "most of a heap of 90 MB"
     assert own <= own_without + 1024
+
+
+WARM = """
+    import os, resource
+    from pathlib import Path
+    from penstock import App
+
+    app = App("warm", defaults={"slot": "isolated"})
+    here = Path(__file__).parent
+    held = []
+
+    @app.on_worker_start
+    def fill() -> None:
+        held.append([bytes(4000) for _ in range(2_000)])
+
+    @app.on_process_start
+    def starts() -> None:
+        with (here / "starts").open("a") as notes:
+            notes.write(f"{os.getpid()}\\n")
+
+    @app.task
+    def counts_references() -> int:
+        \"\"\"Return how many pages the job has had copied: one for each object, as it is counted.\"\"\"
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        taken = list(held[0])
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+"""
+
+
+def test_a_process_that_waits_has_copied_what_jobs_write_to(project: Project) -> None:
+    project.write("warm.py", WARM)
+    warm = project.tasks("warm.py")
+    running = project.worker("warm:app", "-c", "1", "--isolated", "1")
+    fresh = warm.counts_references.delay().result(timeout=60)
+    needs(fresh > 1_500, "a fork that copies pages one by one")
+
+    def successors(jobs: int) -> None:
+        # Two processes wait, one for the slot and one ahead.
+        eventually(lambda: len((project.directory / "starts").read_text().split()) == 2 + jobs, 30)
+
+    faults = []
+    for jobs in range(1, 6):
+        successors(jobs)
+        faults.append(warm.counts_references.delay().result(timeout=60))
+    # The first of these was forked before any job had ended.
+    assert max(faults[1:]) < fresh / 4, (faults, running.output)

@@ -33,7 +33,7 @@ mod _core {
     #[pymodule_export]
     use crate::graph::Graph;
     #[pymodule_export]
-    use crate::heap::{collapse_heap, flush_c_output};
+    use crate::heap::{WrittenPages, collapse_heap, flush_c_output};
     #[pymodule_export]
     use crate::loan::Loan;
     #[pymodule_export]

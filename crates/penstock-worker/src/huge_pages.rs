@@ -45,7 +45,7 @@ pub fn collapse_heap() -> usize {
 }
 
 /// Returns the private mappings of this process.
-fn memory() -> Vec<Range<usize>> {
+pub(crate) fn memory() -> Vec<Range<usize>> {
     let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
     maps.lines().filter_map(private_memory).collect()
 }
@@ -71,11 +71,15 @@ fn chunks(memory: Range<usize>) -> impl Iterator<Item = usize> {
     starts.filter(move |start| memory.end - start >= HUGE_PAGE_BYTES)
 }
 
+/// Returns the size of a small page.
+pub(crate) fn page_bytes() -> usize {
+    // SAFETY: it only queries a number.
+    unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
+}
+
 #[cfg(target_os = "linux")]
 fn is_half_there(start: usize) -> bool {
-    // SAFETY: it only queries a number.
-    let page_bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
-    let mut pages = vec![0_u8; HUGE_PAGE_BYTES / page_bytes];
+    let mut pages = vec![0_u8; HUGE_PAGE_BYTES / page_bytes()];
     // SAFETY: there is a byte for each page of the range. If the range is no longer mapped, the call fails.
     let told = unsafe { libc::mincore(start as *mut _, HUGE_PAGE_BYTES, pages.as_mut_ptr()) };
     let there = pages.iter().filter(|page| **page & 1 == 1).count();

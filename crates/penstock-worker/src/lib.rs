@@ -23,6 +23,7 @@
 //! | memory.rs | what the kernel tells of the memory of processes |
 //! | threads.rs | what a process with many threads needs of its system |
 //! | huge_pages.rs | why a supervisor has none, and the heap that is forked does |
+//! | warm.rs | pages that an isolated job is about to write to |
 //! | zygote.rs | the process that forks |
 //! | orphans.rs | processes that jobs have left behind |
 //! | output.rs | what a process has printed, as it leaves |
@@ -63,6 +64,7 @@ mod question;
 mod supervisor;
 mod systemd;
 mod threads;
+mod warm;
 mod zygote;
 
 pub use config::{
@@ -81,6 +83,7 @@ pub use packet::{decode_steps, encode_steps, job_bytes};
 pub use progress::{Count, encode_progress};
 pub use question::{Question, Reply, Sizes, Standing, state_name};
 pub use threads::limit_arenas;
+pub use warm::WrittenPages;
 pub use zygote::end_with_parent;
 
 use std::process::ExitCode;

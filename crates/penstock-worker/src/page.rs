@@ -74,7 +74,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use penstock_faults::planted;
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::order::{JobAt, Order};
@@ -106,8 +106,8 @@ struct Header {
     children: AtomicU32,
 }
 
-/// Mapping of a part of the shared file.
-struct Mapping {
+/// Mapping of memory that processes share.
+pub(crate) struct Mapping {
     start: NonNull<u8>,
     len: usize,
 }
@@ -135,8 +135,17 @@ impl Mapping {
         Ok(Self { start, len })
     }
 
+    /// Maps memory of zeros that this process shares with its forks.
+    pub(crate) fn anonymous(len: usize) -> io::Result<Self> {
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a fresh mapping at an address of the kernel's choosing aliases nothing.
+        let start = unsafe { mmap_anonymous(std::ptr::null_mut(), len, access, MapFlags::SHARED)? };
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { start, len })
+    }
+
     /// Returns the `T` at `offset`, which must consist only of atomics and be aligned.
-    fn at<T>(&self, offset: usize) -> &T {
+    pub(crate) fn at<T>(&self, offset: usize) -> &T {
         assert!(offset + size_of::<T>() <= self.len && offset.is_multiple_of(align_of::<T>()));
         // SAFETY: within the mapping, aligned, valid for any bits (atomics), and alive as long as self.
         unsafe { self.start.add(offset).cast::<T>().as_ref() }

@@ -5,7 +5,8 @@
 //!
 //! ```text
 //!     to the zygote      fork CHILD POOL KIND SLOTS USE with the child's socket as a descriptor; USE is "once" for a
-//!                                                       child that ends with its first job, else "long"
+//!                                                       child that ends with its first job, "warm" for one that
+//!                                                       will wait for that (see warm.rs), else "long"
 //!                        kill                           SIGKILL to all children
 //!                        kill CHILD                     SIGKILL to this one, if it is still there
 //!                        nudge CHILD                    SIGURG to this one, if it is still there
@@ -80,6 +81,8 @@ pub struct Fork {
     pub slots: u32,
     /// Whether it exits after its first job.
     pub once: bool,
+    /// Whether slots are idle, so that a child which ends with its first job has time to prepare for it.
+    pub warm: bool,
 }
 
 /// Name of a task, with the kind of slot that it asks for, if any.
@@ -181,9 +184,14 @@ impl Zygote {
             kind,
             slots,
             once,
+            warm,
         } = fork;
         let kind = kind.word();
-        let how_long = if once { "once" } else { "long" };
+        let how_long = match (once, warm) {
+            (true, true) => "warm",
+            (true, false) => "once",
+            (false, _) => "long",
+        };
         self.say(
             &format!("fork {child} {pool} {kind} {slots} {how_long}"),
             &[reply.as_fd()],

@@ -21,7 +21,7 @@ from penstock._worker.orders import OrdersOfProcess
 from penstock._worker.runner import Runner
 
 if TYPE_CHECKING:
-    from penstock._core import ChildLink
+    from penstock._core import ChildLink, WrittenPages
     from penstock._tasks.app import App
     from penstock._worker.zygote import Fork
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("penstock")
 
 
-def run_jobs(apps: list[App], worker: str, link: ChildLink, fork: Fork) -> None:
+def run_jobs(apps: list[App], worker: str, link: ChildLink, fork: Fork, written: WrittenPages) -> None:
     """Run the jobs that arrive over the link, of any of these apps, in the slots that the fork asks for."""
     # A task may fork. If the forked process ever returns here, it must not continue with our jobs.
     os.register_at_fork(after_in_child=link.abandon)
@@ -47,14 +47,14 @@ def run_jobs(apps: list[App], worker: str, link: ChildLink, fork: Fork) -> None:
 
             Loop(apps, worker, link, fork.slots, fork.once).run()
         else:
-            run_in_process(apps, worker, link, fork.once)
+            run_in_process(apps, worker, link, fork, written)
     except (BrokenPipeError, ConnectionResetError):
         # The supervisor is gone, and this process with it.
         pass
     stop([hook for app in apps for hook in app._process_stop_hooks], "on_process_stop")
 
 
-def run_in_process(apps: list[App], worker: str, link: ChildLink, once: bool) -> None:
+def run_in_process(apps: list[App], worker: str, link: ChildLink, fork: Fork, written: WrittenPages) -> None:
     """Be one slot, in the main thread."""
     for hook in [hook for app in apps for hook in app._slot_start_hooks]:
         if not inspect.iscoroutinefunction(hook):
@@ -64,11 +64,13 @@ def run_in_process(apps: list[App], worker: str, link: ChildLink, once: bool) ->
     run, finish = runner.run, slot.finish
     # Orders come with a signal, which also interrupts the wait for a job when this process has to exit.
     OrdersOfProcess(slot, runner)
-    if not once:
+    if fork.warm:
+        written.copy()
+    if not fork.once:
         # From now on it takes jobs: one that it replaces may go.
         link.serve(1)
     # As little as can be between two jobs: this loop is most of what a short one costs.
-    for job in islice(slot, 1) if once else slot:
+    for job in islice(slot, 1) if fork.once else slot:
         if finish(*run(job)):
             finish(*runner.overrule(job, slot))
         if runner.is_unsound:
@@ -76,6 +78,8 @@ def run_in_process(apps: list[App], worker: str, link: ChildLink, once: bool) ->
             raise RuntimeError(UNSOUND)
     # Of the outcome of a last job the supervisor hears now, and not when all else has ended.
     link.flush()
+    if fork.once:
+        written.job_ended()
     # After an exception nothing is closed: that could wait for threads which never end.
     stop([hook for app in apps for hook in app._slot_stop_hooks], "on_slot_stop")
     runner.close()

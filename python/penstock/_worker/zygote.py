@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
-from penstock._core import ChildLink, collapse_heap
+from penstock._core import ChildLink, WrittenPages, collapse_heap
 from penstock._worker.child import flush_output, forget_inherited_finalizers, leave, note_finalizers, run_jobs
 from penstock._worker.leftovers import open_descriptors, warnings_since
 from penstock._worker.loading import explain, load_all, refuse_unsuitable, report_of
@@ -159,11 +159,13 @@ class Fork(NamedTuple):
     slots: int
     once: bool
     """Whether the child exits after its first job."""
+    warm: bool
+    """Whether slots are idle, so that the child has time to prepare for that job."""
 
     @classmethod
     def of(cls, command: list[str]) -> Fork:
         _, child, pool, kind, slots, use = command
-        return cls(int(child), int(pool), kind, int(slots), use == "once")
+        return cls(int(child), int(pool), kind, int(slots), use != "long", use == "warm")
 
 
 class Zygote:
@@ -179,6 +181,7 @@ class Zygote:
         self._control = control
         *self._work_fds, self._pages_fd = descriptors
         self._children: dict[int, int] = {}  # by process id
+        self._written = WrittenPages()
 
     def serve(self) -> None:
         # Garbage is freed, and the collector never visits the remaining objects again: in the children it would touch,
@@ -251,7 +254,7 @@ class Zygote:
             for other in self._work_fds:
                 os.close(other)
             link = ChildLink(work_fd, reply_fd, self._pages_fd, fork.child, zygote_pid)
-            run_jobs(self._apps, self._worker, link, fork)
+            run_jobs(self._apps, self._worker, link, fork, self._written)
         except ChildProcessError:
             # The zygote died before this child could ask to die with it.
             os._exit(0)

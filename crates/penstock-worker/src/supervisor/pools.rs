@@ -163,6 +163,11 @@ impl Pool {
         self.is_needed() && !self.is_alone
     }
 
+    /// Whether fewer jobs run than there are slots, of those that are forked ahead of their jobs.
+    pub(super) fn has_idle_slot(&self) -> bool {
+        self.forks_ahead() && self.policy.active() < self.wanted()
+    }
+
     pub(super) fn tasks(&self) -> &[String] {
         &self.tasks
     }

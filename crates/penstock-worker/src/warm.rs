@@ -1,0 +1,201 @@
+//! Pages that a job of single use is about to write to, copied before there is a job.
+//!
+//! A fork shares its memory until it writes, and each first write to a page is a fault and a copy. With an app of 300 mapped
+//! classes and pandas, a job of 2.9 ms dirties 1,600 pages, mostly by counting references, and takes 7.6 ms in a fresh fork.
+//! Jobs of one app dirty much the same pages. So a process that has run one notes which, and one that waits for a job copies
+//! them while nobody waits for it.
+//!
+//! This saves time and no work: all at once, copying takes a little more than the faults do. So only a process that is forked
+//! while slots are idle does it.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crate::huge_pages::{memory, page_bytes};
+use crate::page::Mapping;
+
+const BYTES: usize = 64 * 1024;
+const RUNS_OFFSET: usize = 64;
+const MAX_RUNS: usize = (BYTES - RUNS_OFFSET) / size_of::<u64>();
+/// A process that waits holds this much for its job at most.
+const MAX_BYTES: u64 = 16 << 20;
+/// A run is the number of its first page, and how many there are, less than this.
+const RUN_PAGES: u64 = 1 << 12;
+/// Pages between two runs that are copied with them: a call costs about as much.
+const GAP_PAGES: u64 = 2;
+/// The jobs after which pages are noted: the first few, whose number is a power of two, and each of so many.
+const NOTED_OF: u32 = 256;
+
+/// Pages that jobs write to; shared by the zygote's children.
+///
+/// They may read while one writes. A mixture of two lists does no harm: each entry names pages, and copying pages of one's own
+/// memory changes no byte.
+pub struct WrittenPages {
+    shared: Mapping,
+}
+
+impl WrittenPages {
+    /// To be made before the forks.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self {
+            shared: Mapping::anonymous(BYTES)?,
+        })
+    }
+
+    fn jobs(&self) -> &AtomicU32 {
+        self.shared.at(0)
+    }
+
+    fn count(&self) -> &AtomicU32 {
+        self.shared.at(size_of::<u32>())
+    }
+
+    fn run(&self, index: usize) -> &AtomicU64 {
+        self.shared.at(RUNS_OFFSET + index * size_of::<u64>())
+    }
+
+    /// Notes that a job has ended in this process, and, after some jobs, which pages it has written to.
+    pub fn job_ended(&self) {
+        let jobs = self.jobs().fetch_add(1, Ordering::Relaxed) + 1;
+        if jobs.is_power_of_two() && jobs < NOTED_OF || jobs.is_multiple_of(NOTED_OF) {
+            self.note();
+        }
+    }
+
+    fn note(&self) {
+        let page = page_bytes() as u64;
+        let mut runs = Runs::default();
+        let Ok(map) = File::open("/proc/self/pagemap") else {
+            return;
+        };
+        for range in memory() {
+            let first = range.start as u64 / page;
+            let mut entries = vec![0; range.len() / page as usize * size_of::<u64>()];
+            if map.read_exact_at(&mut entries, first * 8).is_err() {
+                continue;
+            }
+            let entries = entries.as_chunks().0.iter();
+            for (number, entry) in (first..).zip(entries) {
+                if is_own(u64::from_ne_bytes(*entry)) {
+                    runs.add(number);
+                }
+            }
+        }
+        let mut bytes = 0;
+        let fits = runs.0.iter().take(MAX_RUNS).take_while(|(_, pages)| {
+            bytes += pages * page;
+            bytes <= MAX_BYTES
+        });
+        let mut count = 0;
+        for (first, pages) in fits {
+            let run = first * RUN_PAGES + pages;
+            self.run(count as usize).store(run, Ordering::Relaxed);
+            count += 1;
+        }
+        self.count().store(count, Ordering::Release);
+    }
+
+    /// Copies the pages that were noted. Returns how many these are.
+    pub fn copy(&self) -> u64 {
+        let page = page_bytes() as u64;
+        let count = self.count().load(Ordering::Acquire) as usize;
+        let mut copied = 0;
+        for index in 0..count.min(MAX_RUNS) {
+            let run = self.run(index).load(Ordering::Relaxed);
+            let (first, pages) = (run / RUN_PAGES, run % RUN_PAGES);
+            copied += match copy(first * page, pages * page) {
+                true => pages,
+                false => 0,
+            };
+        }
+        copied
+    }
+}
+
+/// Runs of pages: first, and how many.
+#[derive(Debug, Default)]
+struct Runs(Vec<(u64, u64)>);
+
+impl Runs {
+    fn add(&mut self, number: u64) {
+        if let Some((first, pages)) = self.0.last_mut()
+            && number <= *first + *pages + GAP_PAGES
+            && number - *first + 1 < RUN_PAGES
+        {
+            *pages = number - *first + 1;
+        } else {
+            self.0.push((number, 1));
+        }
+    }
+}
+
+/// Whether an entry of `/proc/self/pagemap` is of a page that is here, and in no other process.
+fn is_own(entry: u64) -> bool {
+    const HERE: u64 = 1 << 63;
+    const EXCLUSIVE: u64 = 1 << 56;
+    const OF_FILE: u64 = 1 << 61;
+    entry & (HERE | EXCLUSIVE | OF_FILE) == HERE | EXCLUSIVE
+}
+
+#[cfg(target_os = "linux")]
+fn copy(start: u64, len: u64) -> bool {
+    /// From the kernel's `mman-common.h`, since Linux 5.14; not every C library knows it.
+    const MADV_POPULATE_WRITE: i32 = 23;
+    // SAFETY: it changes no bytes. What is not mapped, or not to be written to, is refused.
+    unsafe { libc::madvise(start as *mut _, len as usize, MADV_POPULATE_WRITE) == 0 }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn copy(_start: u64, _len: u64) -> bool {
+    false
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_that_are_near_are_one_run() {
+        let mut runs = Runs::default();
+        for number in [3, 4, 7, 11, 12] {
+            runs.add(number);
+        }
+        assert_eq!(runs.0, [(3, 5), (11, 2)]);
+        for number in 0..2 * RUN_PAGES {
+            runs.add(100 + number);
+        }
+        assert!(runs.0.iter().all(|(_, pages)| *pages < RUN_PAGES));
+        let last = runs.0.last().unwrap();
+        assert_eq!(last.0 + last.1, 100 + 2 * RUN_PAGES);
+    }
+
+    #[test]
+    fn a_process_notes_the_pages_that_it_has_written_to_and_copying_changes_nothing() {
+        let written = WrittenPages::new().unwrap();
+        let page = page_bytes();
+        let mut heap = vec![0_u8; 64 * page];
+        let start = heap.as_ptr().align_offset(page);
+        heap[start + 8 * page] = 7;
+        written.job_ended();
+        let count = written.count().load(Ordering::Relaxed) as usize;
+        let runs: Vec<_> = (0..count)
+            .map(|index| written.run(index).load(Ordering::Relaxed))
+            .map(|run| (run / RUN_PAGES, run % RUN_PAGES))
+            .collect();
+        let noted = |index: usize| {
+            let number = (heap[start..].as_ptr() as usize / page + index) as u64;
+            runs.iter()
+                .any(|(first, pages)| (*first..first + pages).contains(&number))
+        };
+        assert!(noted(8));
+        assert!(!noted(30), "never touched");
+        assert!(written.copy() > 0);
+        assert_eq!(heap[start + 8 * page], 7);
+        // Pages that are gone, or were never there, are passed over.
+        written.run(0).store(RUN_PAGES + 1, Ordering::Relaxed);
+        drop(heap);
+        written.copy();
+    }
+}
