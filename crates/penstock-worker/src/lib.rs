@@ -21,7 +21,7 @@
 //! | fault.rs | which of a process's jobs a fatal signal came from |
 //! | outstanding.rs | the packets that are out, and what of them can be had back |
 //! | memory.rs | what the kernel tells of the memory of processes |
-//! | threads.rs | what a process with many threads needs of its system |
+//! | threads.rs | settings of the C library's allocator: for many threads, and for a supervisor |
 //! | huge_pages.rs | why a supervisor has none, and the heap that is forked does |
 //! | warm.rs | pages that an isolated job is about to write to |
 //! | zygote.rs | the process that forks |
@@ -116,6 +116,7 @@ pub const EXIT_FORCED: u8 = 4;
 /// delayed jobs (a countdown, a retry's backoff) or for jobs that other workers run.
 pub fn run(config: WorkerConfig) -> ExitCode {
     huge_pages::avoid();
+    threads::return_large_blocks();
     let end = Supervisor::new(config).and_then(Supervisor::run);
     ExitCode::from(match end {
         Ok(End::InOrder) => EXIT_IN_ORDER,

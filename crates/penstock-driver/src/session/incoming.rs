@@ -19,7 +19,7 @@ use crate::encoded::Encoded;
 /// Version of this client, for people.
 const OUR_VERSION: &str = env!("CARGO_PKG_VERSION");
 /// Room for this many transactions is kept while none is unconfirmed.
-const KEPT_TRANSACTIONS: usize = 4096;
+const KEPT_TRANSACTIONS: usize = 1024;
 /// Id of the query that stops an older broker. Other calls are numbered from 1.
 const TAKE_OVER: u64 = 0;
 
