@@ -415,13 +415,13 @@ def flush_c_output() -> None:
 
 @final
 class WrittenPages:
-    """Pages of the shared heap that jobs in processes of their own write to. To be made before the forks."""
+    """Pages of the shared heap that isolated jobs write to. Make it before the forks."""
 
     def __new__(cls) -> WrittenPages: ...
     def job_ended(self) -> None:
-        """Note that a job has ended in this process."""
+        """Note that a job ended in this process."""
     def copy(self) -> int:
-        """Copy the pages that jobs have written to, and return how many these are."""
+        """Copy the pages that jobs wrote to, and return their number."""
 
 @final
 class ChildLink:

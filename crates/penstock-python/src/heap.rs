@@ -14,7 +14,7 @@ pub(crate) fn flush_c_output(py: Python<'_>) {
     py.detach(penstock_worker::flush_c_output);
 }
 
-/// Pages of the shared heap that jobs in processes of their own write to. To be made before the forks.
+/// Pages of the shared heap that isolated jobs write to. Make it before the forks.
 #[pyclass(frozen, module = "penstock._core")]
 pub(crate) struct WrittenPages(penstock_worker::WrittenPages);
 
@@ -25,12 +25,12 @@ impl WrittenPages {
         Ok(Self(penstock_worker::WrittenPages::new()?))
     }
 
-    /// Note that a job has ended in this process.
+    /// Note that a job ended in this process.
     fn job_ended(&self, py: Python<'_>) {
         py.detach(|| self.0.job_ended());
     }
 
-    /// Copy the pages that jobs have written to, and return how many these are.
+    /// Copy the pages that jobs wrote to, and return their number.
     fn copy(&self, py: Python<'_>) -> u64 {
         py.detach(|| self.0.copy())
     }

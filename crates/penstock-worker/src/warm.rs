@@ -5,8 +5,8 @@
 //! Jobs of one app dirty much the same pages. So a process that has run one notes which, and one that waits for a job copies
 //! them while nobody waits for it.
 //!
-//! This saves time and no work: all at once, copying takes a little more than the faults do. So only a process that is forked
-//! while slots are idle does it.
+//! This saves time, but no work: copying the pages in advance takes a little more CPU than the faults. So only a process that
+//! is forked while slots are idle does it.
 
 use std::fs::File;
 use std::io;
@@ -19,25 +19,25 @@ use crate::page::Mapping;
 const BYTES: usize = 64 * 1024;
 const RUNS_OFFSET: usize = 64;
 const MAX_RUNS: usize = (BYTES - RUNS_OFFSET) / size_of::<u64>();
-/// A process that waits holds this much for its job at most.
+/// Most bytes that a waiting process copies for its job.
 const MAX_BYTES: u64 = 16 << 20;
-/// A run is the number of its first page, and how many there are, less than this.
+/// An entry is the number of a run's first page times this, plus the number of its pages.
 const RUN_PAGES: u64 = 1 << 12;
 /// Pages between two runs that are copied with them: a call costs about as much.
 const GAP_PAGES: u64 = 2;
-/// The jobs after which pages are noted: the first few, whose number is a power of two, and each of so many.
+/// Interval, in jobs, of noting the pages. Before that, they are noted after 1, 2, 4, 8 ... jobs.
 const NOTED_OF: u32 = 256;
 
 /// Pages that jobs write to; shared by the zygote's children.
 ///
-/// They may read while one writes. A mixture of two lists does no harm: each entry names pages, and copying pages of one's own
-/// memory changes no byte.
+/// Children may read the list while one writes it. A mixture of two lists does no harm: each entry names pages, and copying
+/// pages of its own memory changes no byte that a process sees.
 pub struct WrittenPages {
     shared: Mapping,
 }
 
 impl WrittenPages {
-    /// To be made before the forks.
+    /// Maps the memory of the list. Call it before the forks, which share it.
     pub fn new() -> io::Result<Self> {
         Ok(Self {
             shared: Mapping::anonymous(BYTES)?,
@@ -97,7 +97,7 @@ impl WrittenPages {
         self.count().store(count, Ordering::Release);
     }
 
-    /// Copies the pages that were noted. Returns how many these are.
+    /// Copies the noted pages. Returns their number.
     pub fn copy(&self) -> u64 {
         let page = page_bytes() as u64;
         let count = self.count().load(Ordering::Acquire) as usize;
@@ -114,7 +114,7 @@ impl WrittenPages {
     }
 }
 
-/// Runs of pages: first, and how many.
+/// Runs of pages: number of the first page, and number of pages.
 #[derive(Debug, Default)]
 struct Runs(Vec<(u64, u64)>);
 
@@ -131,7 +131,7 @@ impl Runs {
     }
 }
 
-/// Whether an entry of `/proc/self/pagemap` is of a page that is here, and in no other process.
+/// Whether an entry of `/proc/self/pagemap` names a page that is in memory, and in this process alone.
 fn is_own(entry: u64) -> bool {
     const HERE: u64 = 1 << 63;
     const EXCLUSIVE: u64 = 1 << 56;
