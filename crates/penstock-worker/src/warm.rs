@@ -16,11 +16,13 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::huge_pages::{memory, page_bytes};
 use crate::page::Mapping;
 
-const BYTES: usize = 64 * 1024;
-const RUNS_OFFSET: usize = 64;
-const MAX_RUNS: usize = (BYTES - RUNS_OFFSET) / size_of::<u64>();
+const LIST_BYTES: usize = 64 * 1024;
+const HEAD_BYTES: usize = 64;
+const MAX_RUNS: usize = (LIST_BYTES - HEAD_BYTES) / size_of::<u64>();
 /// Most bytes that a waiting process copies for its job.
 const MAX_BYTES: u64 = 16 << 20;
+/// Most bytes of a mapping that is looked at: there are 8 bytes to read for each page of it. Larger ones are mostly empty.
+const MAX_MAPPING_BYTES: usize = 4 << 30;
 /// An entry is the number of a run's first page times this, plus the number of its pages.
 const RUN_PAGES: u64 = 1 << 12;
 /// Pages between two runs that are copied with them: a call costs about as much.
@@ -30,8 +32,8 @@ const NOTED_OF: u32 = 256;
 
 /// Pages that jobs write to; shared by the zygote's children.
 ///
-/// Children may read the list while one writes it. A mixture of two lists does no harm: each entry names pages, and copying
-/// pages of its own memory changes no byte that a process sees.
+/// There are two lists: one that children read, and one that is written meanwhile. Should a child read both in part, that
+/// does no harm: each entry names pages, and copying pages of its own memory changes no byte that a process sees.
 pub struct WrittenPages {
     shared: Mapping,
 }
@@ -40,7 +42,7 @@ impl WrittenPages {
     /// Maps the memory of the list. Call it before the forks, which share it.
     pub fn new() -> io::Result<Self> {
         Ok(Self {
-            shared: Mapping::anonymous(BYTES)?,
+            shared: Mapping::anonymous(2 * LIST_BYTES)?,
         })
     }
 
@@ -48,29 +50,44 @@ impl WrittenPages {
         self.shared.at(0)
     }
 
-    fn count(&self) -> &AtomicU32 {
+    /// Which of the two lists is read.
+    fn newest(&self) -> &AtomicU32 {
         self.shared.at(size_of::<u32>())
     }
 
-    fn run(&self, index: usize) -> &AtomicU64 {
-        self.shared.at(RUNS_OFFSET + index * size_of::<u64>())
+    /// Number of entries of a list.
+    fn count(&self, list: u32) -> &AtomicU32 {
+        self.shared
+            .at(list as usize * LIST_BYTES + 2 * size_of::<u32>())
+    }
+
+    fn run(&self, list: u32, index: usize) -> &AtomicU64 {
+        let offset = HEAD_BYTES + index * size_of::<u64>();
+        self.shared.at(list as usize * LIST_BYTES + offset)
+    }
+
+    fn newest_list(&self) -> u32 {
+        self.newest().load(Ordering::Acquire) & 1
     }
 
     /// Notes that a job has ended in this process, and, after some jobs, which pages it has written to.
     pub fn job_ended(&self) {
         let jobs = self.jobs().fetch_add(1, Ordering::Relaxed) + 1;
         if jobs.is_power_of_two() && jobs < NOTED_OF || jobs.is_multiple_of(NOTED_OF) {
-            self.note();
+            self.note(MAX_BYTES);
         }
     }
 
-    fn note(&self) {
+    fn note(&self, max_bytes: u64) {
         let page = page_bytes() as u64;
         let mut runs = Runs::default();
         let Ok(map) = File::open("/proc/self/pagemap") else {
             return;
         };
         for range in memory() {
+            if range.len() > MAX_MAPPING_BYTES {
+                continue;
+            }
             let first = range.start as u64 / page;
             let mut entries = vec![0; range.len() / page as usize * size_of::<u64>()];
             if map.read_exact_at(&mut entries, first * 8).is_err() {
@@ -86,24 +103,27 @@ impl WrittenPages {
         let mut bytes = 0;
         let fits = runs.0.iter().take(MAX_RUNS).take_while(|(_, pages)| {
             bytes += pages * page;
-            bytes <= MAX_BYTES
+            bytes <= max_bytes
         });
+        let list = 1 - self.newest_list();
         let mut count = 0;
         for (first, pages) in fits {
             let run = first * RUN_PAGES + pages;
-            self.run(count as usize).store(run, Ordering::Relaxed);
+            self.run(list, count as usize).store(run, Ordering::Relaxed);
             count += 1;
         }
-        self.count().store(count, Ordering::Release);
+        self.count(list).store(count, Ordering::Relaxed);
+        self.newest().store(list, Ordering::Release);
     }
 
     /// Copies the noted pages. Returns their number.
     pub fn copy(&self) -> u64 {
         let page = page_bytes() as u64;
-        let count = self.count().load(Ordering::Acquire) as usize;
+        let list = self.newest_list();
+        let count = self.count(list).load(Ordering::Relaxed) as usize;
         let mut copied = 0;
         for index in 0..count.min(MAX_RUNS) {
-            let run = self.run(index).load(Ordering::Relaxed);
+            let run = self.run(list, index).load(Ordering::Relaxed);
             let (first, pages) = (run / RUN_PAGES, run % RUN_PAGES);
             copied += match copy(first * page, pages * page) {
                 true => pages,
@@ -175,13 +195,16 @@ mod tests {
     fn a_process_notes_the_pages_that_it_has_written_to_and_copying_changes_nothing() {
         let written = WrittenPages::new().unwrap();
         let page = page_bytes();
-        let mut heap = vec![0_u8; 64 * page];
+        // As large as no allocator has at hand: fresh memory, of which nothing was touched.
+        let mut heap = vec![0_u8; 256 << 20];
         let start = heap.as_ptr().align_offset(page);
         heap[start + 8 * page] = 7;
-        written.job_ended();
-        let count = written.count().load(Ordering::Relaxed) as usize;
+        // Other tests run in this process, and write to more than a child would copy.
+        written.note(u64::MAX);
+        let list = written.newest_list();
+        let count = written.count(list).load(Ordering::Relaxed) as usize;
         let runs: Vec<_> = (0..count)
-            .map(|index| written.run(index).load(Ordering::Relaxed))
+            .map(|index| written.run(list, index).load(Ordering::Relaxed))
             .map(|run| (run / RUN_PAGES, run % RUN_PAGES))
             .collect();
         let noted = |index: usize| {
@@ -190,11 +213,11 @@ mod tests {
                 .any(|(first, pages)| (*first..first + pages).contains(&number))
         };
         assert!(noted(8));
-        assert!(!noted(30), "never touched");
+        assert!(!noted(40_000), "never touched");
         assert!(written.copy() > 0);
         assert_eq!(heap[start + 8 * page], 7);
         // Pages that are gone, or were never there, are passed over.
-        written.run(0).store(RUN_PAGES + 1, Ordering::Relaxed);
+        written.run(list, 0).store(RUN_PAGES + 1, Ordering::Relaxed);
         drop(heap);
         written.copy();
     }
