@@ -372,10 +372,13 @@ impl Broker {
         let messages = &self.state.messages;
         let (id, number) = (messages[slot].id, messages[slot].number());
         let was_ready = messages[slot].is_ready();
-        let is_same_queue = self.is_in_queue(slot, queue);
-        let (task, ttl_ms) = {
+        let (task, ttl_ms, is_same_line) = {
             let shared_head = messages.shared_head(slot);
-            (shared_head.task, shared_head.result_ttl_ms)
+            // Lines keep stale places. A message with the same number in another line would revive one of them.
+            let is_same_line = self.is_in_queue(slot, queue)
+                && shared_head.priority == message.priority
+                && self.state.names.text(shared_head.task) == message.task;
+            (shared_head.task, shared_head.result_ttl_ms, is_same_line)
         };
         let first = messages.until_start(slot).and_then(|until| until.latest);
         let latest = first.or_else(|| self.latest(&claim));
@@ -402,7 +405,7 @@ impl Broker {
         // Its number is its place among the ready messages. An operation under way covers all lower numbers.
         let keeps_place = was_ready
             && state == RecordedState::Ready
-            && is_same_queue
+            && is_same_line
             && self.state.marks.is_empty();
         let number = match keeps_place {
             true => number,

@@ -177,6 +177,38 @@ fn a_replacement_has_its_own_times() {
     );
 }
 
+/// A job that took the place of one of another task kept its number, so the stale place in the other task's line was a place
+/// of the new job: it went to a worker that can't run it, and the broker stopped over the count of a line.
+#[test]
+fn what_takes_the_place_of_another_task_is_in_the_line_of_its_own() {
+    check_with_crashes(
+        "
+        a hello                                               -> a welcome 0
+        a publish first task=mail                             -> a confirm 1
+        a publish one claim=k conflict=replace task=mail      -> a confirm 2
+        a publish two claim=k conflict=replace task=report    -> a confirm 3
+        a publish last task=mail                              -> a confirm 4
+        {crash a welcome 4}
+        w hello                                               -> w welcome 0
+        w consume default 3 tasks=mail                        -> w deliver first! last!
+        v hello                                               -> v welcome 0
+        v consume default 2 tasks=report                      -> v deliver two!
+        ",
+    );
+    check(
+        "
+        a hello                                               -> a welcome 0
+        a publish first                                       -> a confirm 1
+        a publish one claim=k conflict=replace                -> a confirm 2
+        a publish two claim=k conflict=replace priority=9     -> a confirm 3
+        a publish last                                        -> a confirm 4
+        w hello                                               -> w welcome 0
+        w consume default 1                                   -> w deliver two
+        w consume default 2                                   -> w deliver first last
+        ",
+    );
+}
+
 #[test]
 fn a_full_queue_has_room_for_a_replacement() {
     check(
