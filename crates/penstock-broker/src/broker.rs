@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use penstock_faults::perhaps;
 use penstock_message::{
-    Answer, BrokerCounts, Durability, JoinId, KeyState, MessageId, Notice, Query, Receipt,
+    Answer, BrokerCounts, Durability, JoinId, Key, KeyState, MessageId, Notice, Query, Receipt,
     SeededState, SessionId, Space,
 };
 use rustc_hash::FxHashMap;
@@ -344,6 +344,27 @@ impl Broker {
     /// Whether a message with this id exists, in any state. For the simulator.
     pub fn holds(&self, id: &MessageId) -> bool {
         self.state.messages.holds(id)
+    }
+
+    /// Whether the worker of this message was asked to stop it. For the simulator.
+    pub fn is_to_stop(&self, id: &MessageId) -> bool {
+        let messages = &self.state.messages;
+        messages
+            .copies(id)
+            .any(|slot| messages.asked(slot).is_some())
+    }
+
+    /// Whether a message with this id is there, or its result. For the simulator.
+    pub fn knows(&self, id: &MessageId) -> bool {
+        let messages = &self.state.messages;
+        let has_result = self.state.keys.value(&Key::Result(*id)).is_some();
+        has_result || messages.holds(id) || messages.find_ended(id).is_some()
+    }
+
+    /// Returns the live message that owns a key. For the simulator.
+    pub fn owner_of(&self, key: &Key) -> Option<MessageId> {
+        let owner = self.state.keys.owner(key)?;
+        self.state.messages.get(owner).map(|entry| entry.id)
     }
 
     /// Returns the members of a join that have reported their ends, and whether any of them has failed the join.

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use penstock_faults::planted;
 use penstock_message::MessageId;
 
 use crate::Broker;
@@ -51,6 +52,10 @@ impl Broker {
 
     /// Panics unless each unfailed message remembers exactly the key that it owns: only that key is carried forward.
     fn assert_claims_are_owned(&self) {
+        // The simulator's model is to find these.
+        if planted!("claim-survives-dead-letter") || planted!("claim-retaken-on-retry") {
+            return;
+        }
         let state = &self.state;
         let mut owners = 0;
         for (slot, entry) in state.messages.iter() {

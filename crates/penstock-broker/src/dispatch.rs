@@ -165,7 +165,10 @@ impl Broker {
         if self.state.messages.until_start(slot).is_some() {
             // Before the lease: once a claim ends here, neither a retry nor a crash restores it.
             self.record(&RecordEvent::Unclaimed { number });
-            self.state.give_up_claim(slot);
+            match planted!("claim-retaken-on-retry") {
+                true => self.state.free_claim(slot),
+                false => self.state.give_up_claim(slot),
+            }
         }
         let grant = Grant {
             epoch: self.epoch,

@@ -63,3 +63,4 @@ pub use published::{Published, published_in};
 pub use reclaim::CarriedForward;
 pub use records::{Record, RecordError};
 pub use recovery::{Recovery, ReplayError};
+pub use schedules::ScheduleState;

@@ -20,8 +20,8 @@ use std::ops::Bound;
 use penstock_faults::planted;
 use penstock_message::{
     CatchUp, Due, Extras, IdSource, MessageId, Notice, OnRunning, Overlap, Refusal, ScheduleInfo,
-    ScheduleName, SchedulePlan, ScheduleStep, ScheduleTiming, SchedulesPage, SchedulesQuery,
-    SeededMap, SeededState, Skipped,
+    ScheduleName, SchedulePlan, ScheduleStep, ScheduleTally, ScheduleTiming, SchedulesPage,
+    SchedulesQuery, SeededMap, SeededState, Skipped,
 };
 use penstock_schedule::{Calendar, mix, seed_of};
 
@@ -102,6 +102,23 @@ fn plan_bytes(plan: &SchedulePlan) -> usize {
 
 fn seed(name: &ScheduleName) -> u64 {
     seed_of(&[&name.app, &name.name])
+}
+
+/// A schedule, and how far it has come. For the simulator.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ScheduleState {
+    /// Plan that holds.
+    pub plan: Option<SchedulePlan>,
+    pub is_paused: bool,
+    /// Time from which intervals count.
+    pub anchor: u64,
+    /// Time up to which all is decided.
+    pub after: u64,
+    /// Time whose job waits for the end of the last one.
+    pub queued: Option<u64>,
+    /// Last time that has had a job, and the job.
+    pub last: Option<(u64, MessageId)>,
+    pub tally: ScheduleTally,
 }
 
 /// Returns the id of a time's job, which is the same each time it is computed.
@@ -302,6 +319,25 @@ enum Looked {
 }
 
 impl Broker {
+    /// Returns how far a schedule has come. For the simulator.
+    pub fn schedule_state(&self, name: &ScheduleName) -> Option<ScheduleState> {
+        let Schedule { head, progress, .. } = self.state.schedules.all.get(name)?;
+        Some(ScheduleState {
+            plan: head.plan().cloned(),
+            is_paused: head.is_paused,
+            anchor: head.anchor,
+            after: progress.after,
+            queued: progress.queued,
+            last: progress.last,
+            tally: progress.tally,
+        })
+    }
+
+    /// Returns the id of the job that a time of a schedule has. For the simulator.
+    pub fn scheduled_job(name: &ScheduleName, time: u64) -> MessageId {
+        job_of(seed(name), time)
+    }
+
     fn next_scheduled(&mut self) -> Option<u64> {
         let all = self.state.schedules.all.iter_mut();
         let due = all.filter_map(|(name, schedule)| {

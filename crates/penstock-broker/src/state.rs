@@ -521,6 +521,12 @@ impl BrokerState {
             self.messages.set_expiry(slot, change.expires_at);
         }
         self.renumber_claim(slot, was);
+        if planted!("claim-retaken-on-retry")
+            && let Some(claim) = self.messages.claim(slot).cloned()
+            && self.keys.owner(&claim).is_none()
+        {
+            self.own(slot, claim);
+        }
         if let Some(note) = note
             && !planted!("lose-note")
         {

@@ -9,14 +9,14 @@ pub struct Plant {
     pub finder: Finder,
 }
 
-/// Whoever is to find a bug.
+/// Tests that must find a bug.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finder {
     Simulator,
     /// Tests of the worker: what a supervisor shares with its children in memory is not simulated.
     Worker,
-    /// Scripts of the broker that are drawn at random: the simulator has no schedules.
-    Scripts,
+    /// Broker scripts drawn at random, and the simulator: each must find the bug on its own.
+    Both,
 }
 
 const fn plant(name: &'static str, promise: &'static str) -> Plant {
@@ -35,11 +35,11 @@ const fn in_worker(name: &'static str, promise: &'static str) -> Plant {
     }
 }
 
-const fn in_scripts(name: &'static str, promise: &'static str) -> Plant {
+const fn of_schedules(name: &'static str, promise: &'static str) -> Plant {
     Plant {
         name,
         promise,
-        finder: Finder::Scripts,
+        finder: Finder::Both,
     }
 }
 
@@ -187,6 +187,18 @@ pub const PLANTS: &[Plant] = &[
         "of two messages with one unless_key the second is skipped",
     ),
     plant("keep-key", "a value is gone when its time is over"),
+    plant(
+        "claim-survives-dead-letter",
+        "a job that fails for good frees its unique key",
+    ),
+    plant(
+        "claim-retaken-on-retry",
+        "a key until the start is not taken again by a retry",
+    ),
+    plant(
+        "debounce-never-runs",
+        "a debounced job runs within its longest wait",
+    ),
     // Leases.
     plant(
         "settle-by-any-lease",
@@ -419,16 +431,16 @@ pub const PLANTS: &[Plant] = &[
         "carry-no-pause",
         "a pause outlives the segment it was written in",
     ),
-    // Schedules, found by scripts that are drawn at random.
-    in_scripts(
+    // Schedules, found by the simulator and by scripts drawn at random.
+    of_schedules(
         "fire-twice-after-step-back",
         "a time of a schedule is decided once, though the clock is set back",
     ),
-    in_scripts(
+    of_schedules(
         "skip-forgets-retry",
         "a job that waits for its retry is in the way of the next",
     ),
-    in_scripts(
+    of_schedules(
         "queue-forgets-its-time",
         "a time that is decided has a job, was skipped, or was missed",
     ),

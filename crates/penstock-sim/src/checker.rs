@@ -21,12 +21,14 @@ use crate::said::{Hearing, Said};
 mod consumers;
 mod crashes;
 mod ending;
+mod schedules;
 mod story;
 #[cfg(test)]
 mod tests;
 mod waits;
 
 use consumers::ConsumerView;
+use schedules::Looks;
 use story::Event;
 use waits::Waits;
 
@@ -88,6 +90,9 @@ pub struct Checker {
     has_dropped_failed: bool,
     /// Sessions that came back after so long that the broker may have forgotten them.
     maybe_forgotten: BTreeSet<SessionId>,
+    /// Schedules as they were when they were last looked at, and when the story begins.
+    looks: Looks,
+    base_looks: Looks,
     pub counts: Counts,
     /// Story of the model in words, for a person who reads along.
     pub words: Option<Vec<String>>,
@@ -109,6 +114,10 @@ pub struct Counts {
     pub orders: u64,
     /// Waits that were refused, since they would have been in a circle.
     pub circles: u64,
+    /// Operations that were skipped for a key, and whose answer names its owner.
+    pub owners: u64,
+    /// Jobs of schedules.
+    pub scheduled: u64,
 }
 
 impl std::ops::AddAssign for Counts {
@@ -124,6 +133,8 @@ impl std::ops::AddAssign for Counts {
         self.order_checks += other.order_checks;
         self.orders += other.orders;
         self.circles += other.circles;
+        self.owners += other.owners;
+        self.scheduled += other.scheduled;
     }
 }
 
@@ -288,8 +299,11 @@ impl Checker {
                 )),
             };
         }
-        match receipt {
-            Receipt::Applied { .. } => self.counts.applied += 1,
+        match &receipt {
+            Receipt::Applied(applied) => {
+                self.counts.applied += 1;
+                self.counts.owners += applied.owners.len() as u64;
+            }
             _ => self.counts.refused += 1,
         }
         self.told += 1;
@@ -335,6 +349,22 @@ impl Checker {
             } => Vec::from_iter(filter.workflow),
             _ => Vec::new(),
         });
+        let keys = tx.ops.iter().flat_map(|op| match op {
+            Op::Publish { unless_key, .. } => {
+                Vec::from_iter(unless_key.as_ref().map(|claim| &claim.key))
+            }
+            Op::RetryFailed {
+                target: Target::Job(id),
+                ..
+            } => {
+                let items = self.model.with_id(*id);
+                items.filter_map(|item| item.claim.as_ref()).collect()
+            }
+            _ => Vec::new(),
+        });
+        let owners = keys.flat_map(|key| self.model.claimants(key));
+        let owners = owners.map(|index| self.model.items[index].message.id);
+        moment.handed_out = owners.filter(|id| broker.is_handed_out(id)).collect();
         let is_unlisted = |id: &MessageId| broker.workflow(id).is_none();
         moment.unlisted = workflows.filter(is_unlisted).collect();
         if tx.ops.iter().any(cancels_many) {
@@ -729,6 +759,7 @@ impl Checker {
         broker.assert_consistent();
         self.look_at_failed(broker)?;
         self.failed_are_kept(broker)?;
+        self.times_are_decided(broker)?;
         for join in self.model.open_joins() {
             self.tell(Event::Join(join, broker.join_members(&join)))?;
         }
@@ -739,6 +770,10 @@ impl Checker {
             .workflows_are_right(|workflow| broker.workflow(workflow))?;
         let goes_on = self.operations_are_right(broker)?;
         self.tell(Event::Quiet { goes_on })?;
+        for key in self.model.claimed_keys() {
+            let owner = broker.owner_of(&key);
+            self.tell(Event::Owner(key, owner))?;
+        }
         self.no_circle_was_missed()?;
         broker.assert_no_circle_of_waits();
         self.waits.quiet();

@@ -10,15 +10,17 @@ use std::ops::Range;
 
 use penstock_message::{
     Due, Hold, JoinId, JoinOutcome as Outcome, Key, Lease, Member, Message, MessageId, Op,
-    Overflow, QueueLimits, Receipt, Refusal, ReleaseReason, SessionId, Target, Tx, ValueStatus,
-    WorkflowInfo, place_of_heir,
+    Overflow, QueueLimits, Receipt, Refusal, ReleaseReason, ScheduleName, SessionId, Target, Tx,
+    ValueStatus, WorkflowInfo, place_of_heir,
 };
 
 mod cancels;
+mod claims;
 mod item;
 mod known;
 mod leases;
 mod objections;
+mod schedules;
 #[cfg(test)]
 mod tests;
 mod waits;
@@ -27,6 +29,7 @@ use cancels::Operation;
 use item::{Attendance, JoinModel, Replaced, When};
 pub use item::{End, Failed, Item, Moment, Run, State, Stored, Time};
 use objections::{Named, Objection};
+pub use schedules::{ScheduleModel, Schedules};
 
 /// Fault in words; nothing when all is well.
 pub type Verdict = Result<(), String>;
@@ -64,6 +67,11 @@ pub struct Model {
     /// Queues paused since all was quiet last, so that nothing of them is on its way any more.
     still: BTreeSet<String>,
     limits: BTreeMap<String, QueueLimits>,
+    pub schedules: Schedules,
+    /// Jobs that schedules have made. A group may have the id of one by now.
+    scheduled: BTreeSet<MessageId>,
+    /// Names of schedules that were removed at some time.
+    was_unscheduled: BTreeSet<ScheduleName>,
     places: u64,
     pub now: Time,
     /// Whether the wall was set while nobody could tell the steady clock: times on it mean little.
@@ -129,6 +137,7 @@ impl Model {
         for index in self.live.clone() {
             let item = &mut self.items[index];
             item.comes_back = None;
+            item.started_claim = None;
             if let State::Leased { safe, .. } = &mut item.state {
                 *safe = true;
             }
@@ -209,7 +218,11 @@ impl Model {
                                 comes_too_late = holder
                                     .is_some_and(|(index, _)| self.is_of_cancelled_workflow(index));
                             }
-                            self.apply(number, session, op, skipped, is_outcome)?;
+                            let owners = applied.owners.iter();
+                            let mut owners = owners.filter(|(at, _)| *at as usize == index);
+                            let owner = owners.next().map(|(_, owner)| *owner);
+                            let told = Told { skipped, owner };
+                            self.apply(number, session, op, told, is_outcome)?;
                         }
                     }
                 }
@@ -226,21 +239,51 @@ impl Model {
                     Objection::None | Objection::Perhaps(_) if *why == Refusal::DiskFull => {
                         let is_new = matches!(
                             tx.ops[*op as usize],
-                            Op::Publish { .. } | Op::Hold(_) | Op::Open(_)
+                            Op::Publish { .. }
+                                | Op::Hold(_)
+                                | Op::Open(_)
+                                | Op::Schedule { .. }
+                                | Op::Unschedule { .. }
                         );
                         is_new && !tx.ops.iter().any(Op::is_settlement)
                     }
                     Objection::None => false,
                     // Where nobody can tell whether it has failed, nobody can tell why it can't be retried.
                     Objection::Perhaps(Refusal::NoSuchJob)
-                    | Objection::Surely(Refusal::NoSuchJob) => {
-                        matches!(
+                    | Objection::Surely(Refusal::NoSuchJob) => match (why, &tx.ops[*op as usize]) {
+                        (
+                            Refusal::Invalid(_),
+                            Op::RetryFailed {
+                                target: Target::Job(id),
+                                ..
+                            },
+                        ) => self.key_may_be_taken(*id),
+                        _ => matches!(
                             why,
-                            Refusal::NoSuchJob
-                                | Refusal::TooLate(_)
-                                | Refusal::NotOffered(_)
-                                | Refusal::Invalid(_)
-                        )
+                            Refusal::NoSuchJob | Refusal::TooLate(_) | Refusal::NotOffered(_)
+                        ),
+                    },
+                    Objection::Perhaps(Refusal::Claimed(_))
+                        if *why != Refusal::DiskFull && !matches!(why, Refusal::Claimed(_)) =>
+                    {
+                        matches!(why, Refusal::QueueFull(_))
+                            && matches!(
+                                self.room_objection(tx, &tx.ops[*op as usize]),
+                                Objection::Perhaps(_)
+                            )
+                    }
+                    Objection::Perhaps(Refusal::Claimed(_))
+                    | Objection::Surely(Refusal::Claimed(_)) => {
+                        match (why, &tx.ops[*op as usize]) {
+                            (
+                                Refusal::Claimed(owner),
+                                Op::Publish {
+                                    unless_key: Some(claim),
+                                    ..
+                                },
+                            ) => self.may_own(*owner, &claim.key),
+                            _ => false,
+                        }
                     }
                     Objection::Perhaps(expected) | Objection::Surely(expected) => {
                         std::mem::discriminant(expected) == std::mem::discriminant(why)
@@ -295,9 +338,10 @@ impl Model {
         number: u64,
         session: SessionId,
         op: &Op,
-        skipped: bool,
+        told: Told,
         is_outcome: bool,
     ) -> Verdict {
+        let Told { skipped, owner } = told;
         match op {
             Op::Ack { lease, .. } => {
                 if let Some((index, _)) = self.holder(lease, session) {
@@ -370,19 +414,21 @@ impl Model {
                 due,
                 unless_key,
             } => {
-                let exists = unless_key
-                    .as_ref()
-                    .map_or(Some(false), |claim| self.key_exists(&claim.key));
-                if exists.is_some_and(|exists| exists != skipped) {
-                    self.fail(format!(
-                        "skipped is {skipped}, but {unless_key:?} decides otherwise"
-                    ))?;
+                match unless_key {
+                    Some(claim) => self.claim_is_right(claim, skipped, owner)?,
+                    None if skipped => self.fail(format!("{} was skipped", message.id))?,
+                    None => {}
                 }
                 if !skipped {
+                    let claim = unless_key.as_deref();
+                    let predecessor =
+                        claim.and_then(|claim| self.supersede(number, claim, message.id));
                     let first = self.items.len();
                     for queue in queues {
-                        let claim = unless_key.as_ref().map(|claim| claim.key.clone());
-                        self.publish(number, queue, message, *due, State::Waiting, claim);
+                        self.publish(number, queue, message, *due, State::Waiting);
+                        if let Some(claim) = claim {
+                            self.enter_claim(number, claim, predecessor);
+                        }
                     }
                     let spared = match is_outcome {
                         true => first..self.items.len(),
@@ -464,7 +510,7 @@ impl Model {
                 };
                 self.joins.insert(*join, joined);
                 for (queue, message) in messages {
-                    self.publish(number, queue, message, None, State::Held(*join), None);
+                    self.publish(number, queue, message, None, State::Held(*join));
                 }
                 if count == 0 {
                     self.end_join(*join, false);
@@ -490,6 +536,7 @@ impl Model {
                         let item = &mut self.items[index];
                         item.purged = true;
                         item.end_is_unsure = item.expiry_reached
+                            || item.may_be_superseded
                             || item.is_unsure(now)
                             || matches!(item.state, State::Held(_));
                     }
@@ -531,6 +578,10 @@ impl Model {
                     self.values.insert(Key::Result(lease.message), stored);
                 }
             }
+            Op::Schedule { schedule, step } => {
+                return self.change_schedule(number, schedule, step, owner);
+            }
+            Op::Unschedule { schedule } => self.unschedule(schedule),
             Op::RetryFailed {
                 target: Target::Job(id),
                 queue,
@@ -547,8 +598,6 @@ impl Model {
             | Op::RetryFailed { .. }
             | Op::DropFailed { .. }
             | Op::Seal { .. }
-            | Op::Schedule { .. }
-            | Op::Unschedule { .. }
             | Op::Unnamed => {
                 return self.fail(format!("the model does not know {op:?}"));
             }
@@ -556,20 +605,12 @@ impl Model {
         Ok(())
     }
 
-    fn publish(
-        &mut self,
-        tx: u64,
-        queue: &str,
-        message: &Message,
-        due: Option<Due>,
-        state: State,
-        claim: Option<Key>,
-    ) {
+    fn publish(&mut self, tx: u64, queue: &str, message: &Message, due: Option<Due>, state: State) {
         let now = self.now;
         let in_order = due.is_none() && state == State::Waiting;
         let due = due.map(|due| When::resolve(due, now));
         let mut message = message.clone();
-        let (mut claim, mut claim_is_unsure) = (claim, false);
+        let (mut claim, mut claim_is_unsure) = (None, false);
         let heir = self.replaced.as_mut();
         let heir = heir.filter(|replaced| replaced.id == message.id);
         let is_heir = heir.is_some();
@@ -615,6 +656,11 @@ impl Model {
             },
             state,
             claim,
+            until_start: false,
+            started_claim: None,
+            lacks_key: false,
+            latest: None,
+            may_be_superseded: false,
             failure: None,
             claim_is_unsure,
             generation: (message.extras.as_ref()).map_or(0, |extras| extras.generation),
@@ -665,7 +711,7 @@ impl Model {
             id: lease.message,
             member: item.member(),
             result_ttl_ms: item.message.result_ttl_ms,
-            claim: item.claim.take(),
+            claim: item.claim.take().filter(|_| !item.lacks_key),
             claim_is_unsure: item.claim_is_unsure,
             generation: item.generation,
         });
@@ -731,6 +777,10 @@ impl Model {
         item.tx = number;
         item.place = place;
         item.in_order = true;
+        item.lacks_key = false;
+        if item.until_start {
+            item.claim = None;
+        }
         item.due = None;
         item.due_reached = true;
         item.delayed_at_most = 0;
@@ -1246,6 +1296,14 @@ impl Model {
     fn fail(&self, what: String) -> Verdict {
         if self.lenient { Ok(()) } else { Err(what) }
     }
+}
+
+/// What a receipt says of one operation.
+#[derive(Clone, Copy)]
+struct Told {
+    skipped: bool,
+    /// Job that owns the key of its claim.
+    owner: Option<MessageId>,
 }
 
 /// Returns how often, by its own account, the message was a suspect.

@@ -26,7 +26,8 @@ struct Hunt {
 pub fn hunt(names: &[&str], seeds: u64) -> bool {
     let start = Instant::now();
     let wanted = |plant: &&Plant| {
-        plant.finder == Finder::Simulator && (names.is_empty() || names.contains(&plant.name))
+        matches!(plant.finder, Finder::Simulator | Finder::Both)
+            && (names.is_empty() || names.contains(&plant.name))
     };
     let mut hunts: Vec<Hunt> = PLANTS.iter().filter(wanted).map(Hunt::new).collect();
     let count = hunts.len();

@@ -7,7 +7,8 @@ use std::collections::VecDeque;
 use bytes::BytesMut;
 use penstock_journal::sim::Rng;
 use penstock_message::{
-    Consume, Delivery, Durability, Key, KeyState, Lease, Op, Receipt, SessionId, TaskSelection, Tx,
+    Consume, Delivery, Durability, Key, KeyState, Lease, Op, Receipt, ScheduleName, SessionId,
+    TaskSelection, Tx,
 };
 use penstock_wire::proto::{self, ToClient};
 use penstock_wire::{Decoder, MAX_FRAME_BYTES, convert};
@@ -149,6 +150,17 @@ impl Wild {
         let ops: Vec<Op> = queues.map(|queue| Op::Resume { queue }).collect();
         let resume = vec![(ops.into(), Vec::new())];
         self.commit(&mut said, resume, Durability::Disk, rng);
+        self.say_in_parts(said);
+    }
+
+    /// Removes schedules, so that no more jobs come.
+    pub fn unschedule(&mut self, names: Vec<ScheduleName>, rng: &mut Rng) {
+        let mut said = Said::default();
+        let ops = names
+            .into_iter()
+            .map(|schedule| Op::Unschedule { schedule });
+        let txs = ops.map(|op| (vec![op].into(), Vec::new())).collect();
+        self.commit(&mut said, txs, Durability::Disk, rng);
         self.say_in_parts(said);
     }
 

@@ -7,10 +7,11 @@ use bytes::Bytes;
 use penstock_jobs::{DeliveryHead, Outcome, settle};
 use penstock_journal::sim::Rng;
 use penstock_message::{
-    Condition, DEFAULT_PRIORITY, Delivery, Due, Durability, Extras, Failure, Filter, Hold,
-    IdSource, InputShape, InputValue, InputValues, Inputs, JoinOutcome, JoinPolicy, Key, Member,
-    Message, MessageId, OnRunning, Op, Open, Overflow, QueueLimits, Target, Tx, Value, ValueStatus,
-    place_of_heir,
+    AppRelease, AppVersion, CatchUp, Claim, Condition, Conflict, DEFAULT_PRIORITY, Delivery, Due,
+    Durability, Extras, Failure, Filter, Hold, IdSource, InputShape, InputValue, InputValues,
+    Inputs, JoinOutcome, JoinPolicy, Key, Member, Message, MessageId, OnRunning, Op, Open,
+    Overflow, Overlap, QueueLimits, Rhythm, ScheduleName, SchedulePlan, ScheduleStep,
+    ScheduleTiming, Scope, Target, Tx, Until, Value, ValueStatus, place_of_heir,
 };
 
 pub const QUEUES: [&str; 3] = ["default", "mail", "slow"];
@@ -18,6 +19,11 @@ pub const TASKS: [&str; 3] = ["shop.send", "shop.count", "shop.merge"];
 /// Number of jobs that is more than a step of the broker takes.
 const CROWD: usize = 1_100;
 const LOCKS: [&str; 3] = ["lock-a", "lock-b", "lock-c"];
+const SCHEDULES: [&str; 3] = ["poll", "report", "clean-up"];
+/// Keys of calls that are one job at a time, of calls that are made once, and of calls that wait until all is quiet.
+const UNIQUE: [&str; 3] = ["page-a", "page-b", "page-c"];
+const ONCE: [&str; 3] = ["order-a", "order-b", "order-c"];
+const QUIETED: [&str; 3] = ["text-a", "text-b", "text-c"];
 
 /// Habits of a client; drawn once.
 #[derive(Clone, Debug)]
@@ -42,6 +48,10 @@ pub struct Habits {
     pub trees: bool,
     /// Whether other steps take the place of jobs that it runs.
     pub replaces: bool,
+    /// Whether some of the messages that it publishes are unique.
+    pub unique: bool,
+    /// Whether it declares and changes schedules.
+    pub schedules: bool,
 }
 
 impl Habits {
@@ -56,6 +66,8 @@ impl Habits {
             "crowds" => self.crowds = false,
             "trees" => self.trees = false,
             "replaced jobs" => self.replaces = false,
+            "unique keys" => self.unique = false,
+            "schedules" => self.schedules = false,
             _ => {}
         }
     }
@@ -74,6 +86,8 @@ pub struct Author {
     members: VecDeque<MessageId>,
     /// Workflows that it has opened, latest last: some are cancelled.
     workflows: VecDeque<MessageId>,
+    /// Unique messages that it has published, latest last: some are cancelled, retried or dropped.
+    unique: VecDeque<MessageId>,
     /// Trees that it has published and whose result it wants to know, latest last.
     pub roots: VecDeque<MessageId>,
     /// Some messages that run, anywhere.
@@ -115,6 +129,7 @@ impl Author {
             recent: VecDeque::new(),
             members: VecDeque::new(),
             workflows: VecDeque::new(),
+            unique: VecDeque::new(),
             roots: VecDeque::new(),
             running: Vec::new(),
         }
@@ -415,6 +430,12 @@ impl Author {
             self.habits.crowds = false;
             return self.crowd(rng, wall_ms);
         }
+        if self.habits.unique && rng.one_in(3) {
+            return self.unique_work(rng, wall_ms);
+        }
+        if self.habits.schedules && rng.one_in(6) {
+            return vec![self.schedule_work(rng, wall_ms)].into();
+        }
         match rng.below(12) {
             0 if self.habits.trees && rng.bool() => return self.tree(rng, wall_ms),
             0 if self.habits.groups => return self.group(rng, wall_ms),
@@ -554,6 +575,134 @@ impl Author {
         let count = if rng.one_in(6) { 20 } else { 1 + rng.below(3) };
         let ops: Vec<Op> = (0..count).map(|_| self.publish(rng, wall_ms)).collect();
         ops.into()
+    }
+
+    /// Draws an order for a schedule: of code, or of a person.
+    fn schedule_work(&mut self, rng: &mut Rng, wall_ms: u64) -> Op {
+        let schedule = ScheduleName {
+            app: "shop".to_owned(),
+            name: drawn(SCHEDULES, rng),
+        };
+        let step = match rng.below(12) {
+            0..5 => {
+                let generation = AppRelease {
+                    version: AppVersion::Number(1 + rng.below(2)),
+                    started_at: wall_ms / 20_000,
+                };
+                ScheduleStep::Declare(Box::new(self.plan(rng, wall_ms)), generation)
+            }
+            5 => ScheduleStep::Set(Box::new(self.plan(rng, wall_ms))),
+            6 => ScheduleStep::Retime(Box::new(self.plan(rng, wall_ms).into_parts().0)),
+            7 => ScheduleStep::Pause,
+            8 | 9 => ScheduleStep::Resume,
+            10 => ScheduleStep::Run,
+            _ => ScheduleStep::Reset,
+        };
+        Op::Schedule { schedule, step }
+    }
+
+    /// Draws times of a schedule, what becomes of them, and the job.
+    fn plan(&mut self, rng: &mut Rng, wall_ms: u64) -> SchedulePlan {
+        let rhythm = match rng.below(8) {
+            0 => Rhythm::Cron("* * * * *".to_owned()),
+            1 => Rhythm::Cron("*/2 0-23 * * *".to_owned()),
+            2 => Rhythm::At(wall_ms + rng.below(5_000)),
+            _ => Rhythm::Every([1_000, 1_000, 1_700, 2_500][rng.below(4) as usize]),
+        };
+        let zone = ["UTC", "Europe/Paris"][rng.below(2) as usize];
+        let jitter_ms = if rng.one_in(4) { rng.below(3_000) } else { 0 };
+        let mut message = self.message(rng, wall_ms, Bytes::from_static(b"at its time"));
+        message.id = MessageId([0; 16]);
+        message.result_ttl_ms = Some(86_400_000);
+        SchedulePlan {
+            timing: ScheduleTiming {
+                rhythm,
+                zone: zone.to_owned(),
+                jitter_ms,
+            },
+            overlap: Overlap::ALL[rng.below(4) as usize],
+            catch_up: CatchUp::ALL[rng.below(3) as usize],
+            window_ms: [1_000, 60_000, 3_600_000][rng.below(3) as usize],
+            queue: drawn(QUEUES, rng),
+            message,
+        }
+    }
+
+    /// Draws messages that are unique, or an order for one that was published before.
+    fn unique_work(&mut self, rng: &mut Rng, wall_ms: u64) -> Tx {
+        if !self.unique.is_empty() && rng.one_in(4) {
+            let target = Target::Job(self.unique[rng.below(self.unique.len() as u64) as usize]);
+            let op = match rng.below(8) {
+                0 => Op::DropFailed { target },
+                1 => Op::Cancel {
+                    target,
+                    reason: String::new(),
+                    running: OnRunning::ALL[rng.below(3) as usize],
+                },
+                _ => Op::RetryFailed {
+                    target,
+                    queue: rng.bool().then(|| drawn(QUEUES, rng)),
+                },
+            };
+            return vec![op].into();
+        }
+        let count = if rng.one_in(4) { 2 } else { 1 };
+        let ops: Vec<Op> = (0..count)
+            .map(|_| self.unique_publish(rng, wall_ms))
+            .collect();
+        ops.into()
+    }
+
+    /// Draws a message, the key that it claims, and what becomes of it when another one has that.
+    fn unique_publish(&mut self, rng: &mut Rng, wall_ms: u64) -> Op {
+        let mut op = self.publish(rng, wall_ms);
+        let is_debounced = rng.one_in(3);
+        let (scope, names) = match (is_debounced, rng.one_in(4)) {
+            (true, _) => (Scope::Unique, QUIETED),
+            (false, true) => (Scope::Idempotency, ONCE),
+            (false, false) => (Scope::Unique, UNIQUE),
+        };
+        let key = Bytes::from_static(names[rng.below(3) as usize].as_bytes());
+        let (until, conflict) = match (is_debounced, scope) {
+            (true, _) => {
+                let max_wait_ms = Some(10 + rng.below(300));
+                (Until::Started, Conflict::Replace { max_wait_ms })
+            }
+            (false, Scope::Idempotency) => {
+                let conflict = [Conflict::Skip, Conflict::Refuse][rng.below(2) as usize];
+                (Until::ForMs(20 + rng.below(3_000)), conflict)
+            }
+            (false, Scope::Unique) => {
+                let replace = Conflict::Replace { max_wait_ms: None };
+                let conflicts = [Conflict::Skip, Conflict::Refuse, replace];
+                let until = [Until::Ended, Until::Started][rng.below(2) as usize];
+                (until, conflicts[rng.below(3) as usize])
+            }
+        };
+        if let Op::Publish {
+            queues,
+            message,
+            due,
+            unless_key,
+        } = &mut op
+        {
+            queues.truncate(1);
+            if is_debounced {
+                *due = Some(Due::AfterMs(1 + rng.below(3_000)));
+            }
+            if self.unique.len() == RECENT {
+                self.unique.pop_front();
+            }
+            self.unique.push_back(message.id);
+            let key = Key::Scoped(scope, key);
+            let claim = Claim {
+                key,
+                until,
+                conflict,
+            };
+            *unless_key = Some(Box::new(claim));
+        }
+        op
     }
 
     /// Draws a join of a few members, and the messages that it holds back until they have ended.

@@ -54,7 +54,7 @@ pub struct Without {
 pub const FAULT_POINTS: &str = "fault points";
 
 /// Names of parts that a run can leave out.
-pub const NAMES: [&str; 20] = [
+pub const NAMES: [&str; 22] = [
     FAULT_POINTS,
     "kills",
     "power cuts",
@@ -75,6 +75,8 @@ pub const NAMES: [&str; 20] = [
     "trees",
     "replaced jobs",
     "few failed jobs",
+    "unique keys",
+    "schedules",
 ];
 
 /// Runs one seed. `trace` receives each step, for a person.
@@ -144,6 +146,16 @@ fn builds_trees(seed: u64) -> bool {
 /// Draws whether steps take the place of running jobs: apart, as above.
 fn replaces_jobs(seed: u64) -> bool {
     Rng::new(seed.rotate_left(24)).one_in(3)
+}
+
+/// Draws whether some messages are unique: apart, as above.
+fn claims_keys(seed: u64) -> bool {
+    Rng::new(seed.rotate_left(40)).one_in(4)
+}
+
+/// Draws whether there are schedules: apart, as above.
+fn has_schedules(seed: u64) -> bool {
+    Rng::new(seed.rotate_left(48)).one_in(4)
 }
 
 /// Plan of a run; most seeds do without most faults, so that each is met in depth.
@@ -243,6 +255,9 @@ impl<'a> World<'a> {
             crowds: rng.one_in(60),
             trees: builds_trees(seed),
             replaces: replaces_jobs(seed),
+            unique: claims_keys(seed),
+            // Their times over a jump of years are held against the oracle elsewhere.
+            schedules: has_schedules(seed) && plan.clock_jumps == 0,
         };
         let journal = JournalOptions {
             journal_id: [5; 16],

@@ -251,7 +251,9 @@ impl BrokerState {
         // It is not held while its size changes.
         self.messages.set_state(slot, EntryState::Failed);
         self.abandon_expiry(slot);
-        self.free_claim(slot);
+        if !planted!("claim-survives-dead-letter") {
+            self.free_claim(slot);
+        }
         self.numbers = self.numbers.max(failure.to);
         self.live_bytes -= self.messages.journal_bytes(slot);
         let was = self.messages[slot].number();

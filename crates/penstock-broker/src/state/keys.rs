@@ -169,7 +169,7 @@ impl BrokerState {
     }
 
     /// Passes the key that the message owns to another copy of it, or frees it.
-    pub(super) fn free_claim(&mut self, slot: u32) {
+    pub(crate) fn free_claim(&mut self, slot: u32) {
         let Some(claim) = self.messages.claim(slot).cloned() else {
             return;
         };

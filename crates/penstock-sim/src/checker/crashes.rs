@@ -98,7 +98,7 @@ impl Checker {
             }
         }
         self.safe_through = self.told;
-        let were_early = self.forget_deadlines(broker);
+        let were_early = self.forget_deadlines(broker) | self.forget_scheduled(broker)?;
         if let Some(lost) = first_lost {
             self.counts.lost += self.told + 1 - lost;
             self.safe_through = lost - 1;
@@ -107,6 +107,7 @@ impl Checker {
             self.retell_until(self.told + 1);
         }
         self.time(now);
+        self.look_at_recovered(broker)?;
         self.tell(Event::Restarted(self.longest_heartbeat_ms))?;
         self.begin_story();
         Ok(())

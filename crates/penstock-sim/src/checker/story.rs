@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use penstock_broker::Broker;
-use penstock_message::{Delivery, JoinId, Lease, MessageId, SessionId};
+use penstock_message::{
+    Delivery, JoinId, Key, Lease, MessageId, ScheduleName, SchedulePlan, SessionId,
+};
 
 use super::{Checker, Decided};
 use crate::model::{Moment, Time, Verdict};
@@ -27,6 +29,14 @@ pub(super) enum Event {
     Failed(MessageId),
     /// Members of a join that were seen to have reported, and whether it has failed; `None`: it is over.
     Join(JoinId, Option<(Vec<u32>, bool)>),
+    /// The broker has made a job of a schedule, by this plan.
+    Scheduled(ScheduleName, MessageId, Box<SchedulePlan>),
+    /// The job of a schedule is to stop, since this time has come: with it so many were decided.
+    MakesWay(ScheduleName, u64, u64, MessageId, Box<Moment>),
+    /// A job of a schedule was seen to have ended, and only its result is left.
+    Gone(MessageId),
+    /// The live message that was seen to own a key.
+    Owner(Key, Option<MessageId>),
     /// The deadline of a workflow was seen to have come.
     Overdue(MessageId, Box<Moment>),
     /// All was quiet. `goes_on`: an operation on many jobs was not over.
@@ -79,9 +89,18 @@ impl Event {
             Self::Hello(session, ..) => {
                 Some(format!("client {} was heard to say hello", session.0[0]))
             }
+            Self::MakesWay(name, time, _, job, _) => {
+                Some(format!("{name} cancels job {job} for that of {time}"))
+            }
+            Self::Scheduled(name, job, _) => Some(format!("{name} has made job {job}")),
             Self::Overdue(workflow, _) => Some(format!("the deadline of {workflow} has come")),
             Self::Quiet { .. } => Some("all is quiet".to_string()),
-            Self::Time(_) | Self::Restarted(_) | Self::Failed(_) | Self::Join(..) => None,
+            Self::Time(_)
+            | Self::Restarted(_)
+            | Self::Failed(_)
+            | Self::Join(..)
+            | Self::Gone(_)
+            | Self::Owner(..) => None,
         }
     }
 }
@@ -91,6 +110,7 @@ impl Checker {
         self.looked_at = 0;
         self.base = self.model.clone();
         self.base_tx = self.told;
+        self.base_of_schedules();
     }
 
     /// Forgets that deadlines were seen to come, where a crash has taken that back; whether there are any.
@@ -160,6 +180,16 @@ impl Checker {
             }
             Event::Failed(id) => self.model.has_failed(*id),
             Event::Join(id, members) => self.model.saw_join(*id, members.as_ref()),
+            Event::Scheduled(name, job, plan) => self.model.was_scheduled(name, *job, plan),
+            Event::MakesWay(_, _, _, job, moment) => {
+                self.model.makes_way(*job, moment);
+                Ok(())
+            }
+            Event::Gone(job) => {
+                self.model.has_ended_unseen(*job);
+                Ok(())
+            }
+            Event::Owner(key, owner) => self.model.saw_owner(key, *owner),
             Event::Overdue(workflow, moment) => self.model.overdue(*workflow, moment),
             Event::Quiet { goes_on } => {
                 self.model.quiet(*goes_on);

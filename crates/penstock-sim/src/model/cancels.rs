@@ -240,7 +240,7 @@ impl Model {
     }
 
     /// Ends an item for an order that is for many; one that runs may be asked to stop.
-    fn stop(&mut self, index: usize, running: OnRunning) {
+    pub(super) fn stop(&mut self, index: usize, running: OnRunning) {
         let item = &self.items[index];
         let id = item.message.id;
         // Those that have failed are not meant, and nobody may have seen that, or may ever see it.

@@ -87,10 +87,20 @@ pub struct Item {
     pub(super) may_have_run: bool,
     /// Whether a worker has stored its result: one that is acked with another job has none.
     pub(super) has_result: bool,
-    pub(super) claim: Option<Key>,
+    pub claim: Option<Key>,
+    /// Whether the first hand-out ends its claim.
+    pub(super) until_start: bool,
+    /// Claim that its first hand-out has ended, for as long as a crash may undo that.
+    pub(super) started_claim: Option<Key>,
+    /// Whether it was seen to have lost its key. A retry takes it again.
+    pub(super) lacks_key: bool,
+    /// Latest time at which it or a message that takes its place is due: at least, and at most.
+    pub(super) latest: Option<(u64, u64)>,
+    /// Whether another message may have taken its place.
+    pub(super) may_be_superseded: bool,
     /// Its failure, if it is kept as a failed job and somebody saw when that began.
     pub failure: Option<Failed>,
-    /// Whether the key was deleted when nobody could tell if the message had failed, and so keeps its claim.
+    /// Whether it may have lost its key unseen: its first hand-out, or the deletion of the key, may have ended the claim.
     pub(super) claim_is_unsure: bool,
     /// Notes that it certainly has, in order; it may have others.
     pub(super) notes: Vec<Bytes>,
@@ -165,6 +175,8 @@ pub enum End {
     Dropped,
     /// Another message has its id and its place, or a join has.
     Replaced,
+    /// Another message that claims its key has its place.
+    Superseded,
     Expired,
     Purged,
     JoinFailed,
@@ -256,6 +268,24 @@ impl Item {
         self.delayed_at_most = 0;
         self.may_have_run = true;
         self.purged = false;
+        if self.until_start && self.claim.is_some() {
+            self.started_claim = self.claim.take();
+        }
+    }
+
+    /// Whether it was handed out.
+    pub fn was_lent(&self) -> bool {
+        !self.leases.is_empty()
+    }
+
+    /// Returns the queue, the priority and the task, which say in which line it waits.
+    pub(super) fn line(&self) -> (&str, u8, &str) {
+        (&self.queue, self.message.priority, &self.message.task)
+    }
+
+    /// Returns the key that it owns, or may.
+    pub(super) fn owned(&self) -> Option<&Key> {
+        self.claim.as_ref().filter(|_| !self.lacks_key)
     }
 
     /// Whether a failed group has blocked it: for the model it has ended, until somebody retries what has failed.

@@ -59,19 +59,9 @@ impl Model {
 
     /// Whether the key exists; `None`: it can't be known.
     pub(super) fn key_exists(&self, key: &Key) -> Option<bool> {
-        let claims = self.live.iter().map(|index| &self.items[*index]);
-        let claims = claims.filter(|item| {
-            item.claim.as_ref() == Some(key) && !matches!(item.state, State::Ended(_))
-        });
-        let (sure, unsure): (Vec<&Item>, Vec<&Item>) = claims.partition(|item| {
-            // A failed group blocks what it holds, which frees its key.
-            let may_be_blocked =
-                matches!(item.state, State::Held(join) if self.may_have_failed(join));
-            item.ending().is_none()
-                && !item.may_be_dead()
-                && !item.claim_is_unsure
-                && !may_be_blocked
-        });
+        let claimants = self.claimants(key);
+        let (sure, unsure): (Vec<usize>, Vec<usize>) =
+            claimants.partition(|index| self.surely_owns(*index));
         match self.value(key) {
             _ if !sure.is_empty() => Some(true),
             Some(stored) if self.may_be_over(stored) => None,
@@ -218,6 +208,7 @@ impl Model {
                 _ => false,
             },
             ValueStatus::Crashed => item.may_be_dead(),
+            ValueStatus::Replaced => item.may_be_superseded,
             _ => false,
         });
         let may_be = may_be || status == ValueStatus::Upstream && self.may_have_outcome(key);

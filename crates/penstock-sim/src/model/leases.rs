@@ -225,6 +225,7 @@ impl Model {
                 item.come_back();
             }
         }
+        self.keys_may_be_free();
         let attendance = Attendance {
             heartbeat_ms,
             away_since: None,
@@ -266,6 +267,7 @@ impl Model {
     }
 
     pub fn left(&mut self, session: SessionId, clean: bool) {
+        self.keys_may_be_free();
         let now = self.now.steady;
         if let Some(attendance) = self.sessions.get_mut(&session) {
             attendance.away_since.get_or_insert(now);
@@ -299,6 +301,9 @@ impl Model {
                 continue;
             }
             item.unsure_until = now + longest_heartbeat_ms;
+            // The hand-out that ended its claim may be lost, or have been made unseen.
+            item.claim = item.started_claim.take().or(item.claim.take());
+            item.claim_is_unsure |= item.until_start;
             item.end_is_unsure |= item.purged;
             if item.leases.is_empty() {
                 item.crashes.1 = item.crashes.1.saturating_add(1);

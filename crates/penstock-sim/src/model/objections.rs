@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 
 use penstock_message::{
-    Condition, Lease, MessageId, OnRunning, Op, Refusal, SessionId, Target, Tx,
+    Condition, Conflict, Lease, MessageId, OnRunning, Op, Refusal, ScheduleStep, SessionId, Target,
+    Tx,
 };
 
 use super::Model;
@@ -47,6 +48,17 @@ impl Model {
                 Objection::Surely(Refusal::AlreadyExists)
             }
             Op::Publish { message, .. } if named.replaced == Some(message.id) => Objection::None,
+            Op::Publish {
+                unless_key: Some(claim),
+                ..
+            } if claim.conflict == Conflict::Refuse => {
+                let owner = Refusal::Claimed(MessageId([0; 16]));
+                match self.key_exists(&claim.key) {
+                    Some(true) => Objection::Surely(owner),
+                    Some(false) => Objection::None,
+                    None => Objection::Perhaps(owner),
+                }
+            }
             Op::Publish { message, .. } => self.id_objection(message.id),
             Op::Hold(hold) => {
                 if self.joins.get(&hold.join).is_some_and(|join| !join.over) {
@@ -104,6 +116,24 @@ impl Model {
                     true => Objection::Perhaps(Refusal::NoSuchJob),
                     false => Objection::Surely(Refusal::NoSuchJob),
                 }
+            }
+            Op::Schedule { schedule, step } if self.must_refuse(schedule, Some(step)) => {
+                Objection::Surely(Refusal::Invalid(String::new()))
+            }
+            Op::Schedule {
+                schedule,
+                step: ScheduleStep::Run,
+            } if self.may_refuse_run(schedule) => {
+                Objection::Perhaps(Refusal::Invalid(String::new()))
+            }
+            Op::Unschedule { schedule } if self.must_refuse(schedule, None) => {
+                Objection::Surely(Refusal::Invalid(String::new()))
+            }
+            Op::RetryFailed {
+                target: Target::Job(id),
+                ..
+            } if self.with_id(*id).any(|item| self.key_is_surely_taken(item)) => {
+                Objection::Surely(Refusal::NoSuchJob)
             }
             Op::RetryFailed {
                 target: Target::Job(id),

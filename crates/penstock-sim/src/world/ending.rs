@@ -46,6 +46,13 @@ impl World<'_> {
                                 wild.resume(paused, &mut self.rng);
                             }
                         }
+                        let schedules = &self.checker.model.schedules;
+                        if index == 0 && !schedules.is_empty() && self.seats[0].client.is_idle() {
+                            let names = schedules.keys().cloned().collect();
+                            if let Some(wild) = self.seats[0].client.as_wild() {
+                                wild.unschedule(names, &mut self.rng);
+                            }
+                        }
                         let time = self.time();
                         self.seats[index].client.finish(&mut self.rng, time);
                         self.let_speak(index);
@@ -83,6 +90,7 @@ impl World<'_> {
         let is_done = |seat: &Seat| seat.client.is_idle() || seat.client.stage() == Stage::Dead;
         self.seats.iter().all(is_done)
             && self.checker.model.paused.is_empty()
+            && self.checker.model.schedules.is_empty()
             && self.checker.drained().is_ok()
     }
 

@@ -121,6 +121,7 @@ impl World<'_> {
                 return Ok(());
             };
             self.checker.look_at_deadlines(life.engine.broker())?;
+            self.checker.look_at_schedules(life.engine.broker())?;
             let mut idle = true;
             if life.task.is_none() {
                 life.task = life.engine.take_batch(now);

@@ -1,0 +1,510 @@
+//! Times of schedules: each is fired, skipped or missed as its policies say, exactly one of them.
+//!
+//! The broker decides times by itself. So after each call the checker looks how far each schedule has come, and holds the
+//! times between against an oracle: `penstock-schedule`, whose own tests hold it against one.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use penstock_broker::{Broker, ScheduleState};
+use penstock_message::{CatchUp, MessageId, Overlap, ScheduleName, SchedulePlan, Space};
+use penstock_schedule::{Calendar, seed_of};
+
+use super::Checker;
+use super::story::Event;
+use crate::model::{ScheduleModel, Verdict};
+
+/// Lateness up to which a time counts as kept.
+const ON_TIME_MS: u64 = 60_000;
+/// Most times that a broker catches up with.
+const CAUGHT_UP: usize = 100;
+/// Number of the last times of a long while that are looked at one by one.
+const LISTED: usize = 200;
+/// Time by which a due time may wait for its decision at a quiet moment.
+const LATE_MS: u64 = 1_000;
+
+/// A schedule when the checker last looked.
+#[derive(Clone, Debug)]
+pub(super) struct Look {
+    life: u64,
+    state: ScheduleState,
+    changes: u64,
+    runs: u64,
+    answered: u64,
+    /// Whether its last job had certainly ended.
+    was_finished: bool,
+}
+
+pub(super) type Looks = BTreeMap<ScheduleName, Look>;
+
+/// Times that were decided between two looks.
+struct Decided {
+    count: u64,
+    /// The last of them.
+    listed: Vec<u64>,
+}
+
+fn calendar(name: &ScheduleName, plan: &SchedulePlan, anchor: u64) -> Result<Calendar, String> {
+    Calendar::new(&plan.timing, anchor, seed_of(&[&name.app, &name.name]))
+}
+
+/// Counts the times that were decided, with the one that waits for the end of the last job.
+fn counted(state: &ScheduleState) -> u64 {
+    let tally = state.tally;
+    tally.fired + tally.skipped + tally.missed + u64::from(state.queued.is_some())
+}
+
+impl Decided {
+    fn new(calendar: &Calendar, after: u64, until: u64) -> Self {
+        let (mut count, mut from) = (0, after);
+        loop {
+            let (more, last) = calendar.pass_but(from, until, LISTED as u64);
+            if more == 0 {
+                break;
+            }
+            count += more;
+            from = last;
+        }
+        let mut listed = Vec::new();
+        while let Some(time) = calendar.next(from).filter(|time| *time <= until) {
+            listed.push(time);
+            from = time;
+        }
+        count += listed.len() as u64;
+        Self { count, listed }
+    }
+}
+
+impl Checker {
+    /// Looks how far each schedule has come.
+    pub fn look_at_schedules(&mut self, broker: &Broker) -> Verdict {
+        if self.model.schedules.is_empty() && self.looks.is_empty() {
+            return Ok(());
+        }
+        self.looks
+            .retain(|name, _| self.model.schedules.contains_key(name));
+        let names: Vec<ScheduleName> = self.model.schedules.keys().cloned().collect();
+        let mut had_news = false;
+        for name in names {
+            let schedule = self.model.schedules[&name].clone();
+            let Some(state) = broker.schedule_state(&name) else {
+                return Err(format!("{name} was set, and is lost"));
+            };
+            self.is_as_ordered(&name, &schedule, &state)?;
+            let look = self
+                .looks
+                .get(&name)
+                .filter(|look| look.life == schedule.life);
+            let before = look.cloned().unwrap_or_else(|| Look {
+                life: schedule.life,
+                state: ScheduleState {
+                    after: schedule.moved_at,
+                    ..ScheduleState::default()
+                },
+                changes: schedule.changes,
+                runs: 0,
+                answered: 0,
+                was_finished: true,
+            });
+            let has_news = before.state != state
+                || before.changes != schedule.changes
+                || before.runs != schedule.runs;
+            had_news |= has_news;
+            if has_news {
+                self.were_decided(&name, &schedule, &before, &state, broker)?;
+            }
+            self.remember(name, state);
+        }
+        if had_news {
+            self.look_for_ended(broker)?;
+        }
+        Ok(())
+    }
+
+    /// Looks which jobs of schedules have ended unseen: those that waited were cancelled for the next.
+    fn look_for_ended(&mut self, broker: &Broker) -> Verdict {
+        for job in self.model.scheduled_jobs() {
+            if !broker.holds(&job) && broker.knows(&job) {
+                self.tell(Event::Gone(job))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Keeps what was seen of a schedule for the next look.
+    fn remember(&mut self, name: ScheduleName, state: ScheduleState) {
+        let Some(schedule) = self.model.schedules.get(&name) else {
+            return;
+        };
+        let last = state.last.map(|(_, job)| job);
+        let look = Look {
+            life: schedule.life,
+            changes: schedule.changes,
+            runs: schedule.runs,
+            answered: schedule.answered,
+            was_finished: last.is_none_or(|job| self.model.is_surely_finished(job)),
+            state,
+        };
+        self.looks.insert(name, look);
+    }
+
+    /// Compares a schedule with its orders.
+    fn is_as_ordered(
+        &self,
+        name: &ScheduleName,
+        ordered: &ScheduleModel,
+        found: &ScheduleState,
+    ) -> Verdict {
+        let is_same = ordered.plan() == found.plan.as_ref()
+            && ordered.is_paused == found.is_paused
+            && ordered.anchor == found.anchor;
+        match is_same {
+            true => Ok(()),
+            false => Err(format!("{name} is to be {ordered:?}, and is {found:?}")),
+        }
+    }
+
+    /// Checks the decisions between two looks, and notes the jobs that were made.
+    fn were_decided(
+        &mut self,
+        name: &ScheduleName,
+        schedule: &ScheduleModel,
+        before: &Look,
+        found: &ScheduleState,
+        broker: &Broker,
+    ) -> Verdict {
+        let Some(plan) = schedule.plan().cloned() else {
+            return Ok(());
+        };
+        let has_changed = before.changes != schedule.changes;
+        let calendar = calendar(name, &plan, schedule.anchor)?;
+        let after = match has_changed {
+            true => before.state.after.max(schedule.moved_at),
+            false => before.state.after,
+        };
+        if found.after < before.state.after {
+            return Err(format!(
+                "{name} had decided its times up to {}, and now up to {}",
+                before.state.after, found.after
+            ));
+        }
+        let decided = Decided::new(&calendar, after, found.after);
+        let now = self.model.now.wall;
+        let was_there = before.state.plan.is_some();
+        if was_there && !has_changed && schedule.is_paused && schedule.runs == before.runs {
+            return Err(format!(
+                "{name} is paused, and goes on from {before:?} to {found:?}"
+            ));
+        }
+        if !has_changed
+            && let Some(early) = decided
+                .listed
+                .iter()
+                .find(|time| calendar.due(**time) > now)
+        {
+            return Err(format!(
+                "{name} has decided {early} at {now}, before it was due"
+            ));
+        }
+        let (was, is) = (&before.state.tally, &found.tally);
+        let runs = schedule.runs - before.runs;
+        let made = is.fired - was.fired;
+        let missed = is.missed - was.missed;
+        let skipped = is.skipped - was.skipped;
+        let is_queued = u64::from(found.queued.is_some());
+        let was_queued = u64::from(before.state.queued.is_some());
+        let counted = made + missed + skipped + is_queued;
+        let due = decided.count + runs + was_queued;
+        // Times just before a change were decided by the old plan, or not at all.
+        if counted < due || counted > due && !has_changed {
+            return Err(format!(
+                "{name}: {} times, {runs} runs and {was_queued} queued before have come to {made} jobs, {skipped} \
+                 skipped, {missed} missed and {is_queued} queued",
+                decided.count
+            ));
+        }
+        self.counts.scheduled += made;
+        if has_changed && let Some(plan) = &before.state.plan {
+            // These may have been decided just before the change.
+            let calendar = self::calendar(name, plan, before.state.anchor)?;
+            let until = found.after.min(after);
+            let decided = Decided::new(&calendar, before.state.after, until);
+            self.note_jobs(name, plan, &decided.listed, broker)?;
+        }
+        let queued = before.state.queued;
+        let times: Vec<u64> = queued.iter().chain(&decided.listed).copied().collect();
+        let mut fired = self.note_jobs(name, &plan, &times, broker)?;
+        if let Some((time, job)) = found.last
+            && !self.model.knows(job)
+        {
+            // One that was told to run, and waited for the end of the last.
+            self.tell(Event::Scheduled(name.clone(), job, Box::new(plan.clone())))?;
+            fired.push(time);
+        }
+        let was_queued = before.state.queued;
+        self.last_makes_way(name, (was_queued, has_changed), found, broker)?;
+        let answered = schedule.answered - before.answered;
+        let is_exact = !has_changed && broker.status().evicted == 0;
+        if is_exact && fired.len() as u64 + answered != made {
+            return Err(format!(
+                "{name} counts {made} jobs more, and has made those of {fired:?}, and {answered} when told to"
+            ));
+        }
+        if is_exact && runs == 0 {
+            self.policy_is_kept(name, &plan, (before, &decided), (&fired, missed), &calendar)?;
+        }
+        Ok(())
+    }
+
+    /// Notes that the last job of a schedule is to stop, if a time has come that waits for that.
+    fn last_makes_way(
+        &mut self,
+        name: &ScheduleName,
+        (was_queued, has_changed): (Option<u64>, bool),
+        found: &ScheduleState,
+        broker: &Broker,
+    ) -> Verdict {
+        let cancels = |plan: &SchedulePlan| plan.overlap == Overlap::CancelPrevious;
+        let queued = found
+            .queued
+            .filter(|_| found.plan.as_ref().is_some_and(cancels));
+        if let (Some(time), Some((_, job))) = (queued, found.last)
+            && was_queued != queued
+        {
+            let jobs = self.model.next_in_place_of(job).into_iter();
+            let ids: BTreeSet<MessageId> = jobs
+                .map(|index| self.model.items[index].message.id)
+                .collect();
+            // It may have come by another plan, which cancels nothing.
+            let goes_on = |id: &MessageId| broker.holds(id) && !broker.is_to_stop(id);
+            if has_changed && ids.iter().any(goes_on) {
+                return Ok(());
+            }
+            let moment = Self::moment_of(&ids, broker);
+            let counted = counted(found);
+            self.tell(Event::MakesWay(
+                name.clone(),
+                time,
+                counted,
+                job,
+                Box::new(moment),
+            ))?;
+        }
+        Ok(())
+    }
+
+    /// Notes the jobs of times that were decided. Returns those times.
+    fn note_jobs(
+        &mut self,
+        name: &ScheduleName,
+        plan: &SchedulePlan,
+        times: &[u64],
+        broker: &Broker,
+    ) -> Result<Vec<u64>, String> {
+        let mut fired = Vec::new();
+        for time in times {
+            let job = Broker::scheduled_job(name, *time);
+            if !broker.knows(&job) {
+                continue;
+            }
+            if plan.overlap != Overlap::Allow {
+                let schedule = self.model.schedules.get(name);
+                let last = schedule.and_then(|schedule| schedule.last);
+                self.model.nothing_is_in_the_way(name, last)?;
+            }
+            let made = Event::Scheduled(name.clone(), job, Box::new(plan.clone()));
+            self.tell(made)?;
+            fired.push(*time);
+        }
+        Ok(fired)
+    }
+
+    /// Checks which of the times were missed, by the policy, and that those that were kept have jobs if nothing is in their way.
+    fn policy_is_kept(
+        &self,
+        name: &ScheduleName,
+        plan: &SchedulePlan,
+        (before, decided): (&Look, &Decided),
+        (fired, missed): (&[u64], u64),
+        calendar: &Calendar,
+    ) -> Verdict {
+        let now = self.model.now.wall;
+        // Times that are surely due, whatever their jitter.
+        let sure = now.saturating_sub(plan.timing.jitter_ms);
+        let surely = Decided::new(calendar, before.state.after, sure).listed;
+        let kept = |time: &u64| {
+            let late_ms = now.saturating_sub(calendar.due(*time));
+            let later = surely.iter().filter(|other| *other > time).count();
+            let is_in_window = late_ms <= plan.window_ms;
+            match plan.catch_up {
+                _ if plan.catch_up != CatchUp::All && later > 0 => false,
+                CatchUp::All if *time <= sure.saturating_sub(plan.window_ms) && *time <= sure => {
+                    false
+                }
+                CatchUp::All if later >= CAUGHT_UP => false,
+                CatchUp::Skip => late_ms <= ON_TIME_MS,
+                CatchUp::Once | CatchUp::All => late_ms <= ON_TIME_MS || is_in_window,
+            }
+        };
+        let kept: Vec<u64> = decided.listed.iter().copied().filter(kept).collect();
+        let to_miss = decided.count - kept.len() as u64;
+        if missed != to_miss {
+            return Err(format!(
+                "{name} has missed {missed} of {} times at {now}, and not {to_miss}: by {:?} within {} ms it keeps {kept:?}",
+                decided.count, plan.catch_up, plan.window_ms
+            ));
+        }
+        if let Some(wrong) = fired
+            .iter()
+            .find(|time| !kept.contains(time) && before.state.queued != Some(**time))
+        {
+            return Err(format!(
+                "{name} has made a job for {wrong}, which it was to miss"
+            ));
+        }
+        let last = before.state.last.map(|(_, job)| job);
+        let is_finished =
+            before.was_finished && last.is_none_or(|job| self.model.is_surely_finished(job));
+        let is_free =
+            plan.overlap == Overlap::Allow || is_finished && before.state.queued.is_none();
+        if let Some(first) = kept
+            .first()
+            .filter(|_| is_free && !self.model.has_limits(&plan.queue))
+            && !fired.contains(first)
+        {
+            return Err(format!(
+                "{name} has no job for {first}, and nothing was in its way"
+            ));
+        }
+        Ok(())
+    }
+
+    /// Checks, at a quiet moment, that no time waits for its decision.
+    pub(super) fn times_are_decided(&self, broker: &Broker) -> Verdict {
+        if broker.status().space != Space::Plenty {
+            return Ok(());
+        }
+        let now = self.model.now.wall;
+        for (name, look) in &self.looks {
+            let schedule = &self.model.schedules[name];
+            let Some(plan) = schedule.plan().filter(|_| !schedule.is_paused) else {
+                continue;
+            };
+            let calendar = calendar(name, plan, schedule.anchor)?;
+            let next = calendar.next(look.state.after);
+            if let Some(next) = next.filter(|next| calendar.due(*next) + LATE_MS < now) {
+                return Err(format!("{name} has not decided {next} at {now}"));
+            }
+            if let (Some(queued), Some((_, last))) = (look.state.queued, look.state.last)
+                && self.model.is_surely_finished(last)
+            {
+                return Err(format!(
+                    "{name} keeps {queued} queued behind {last}, which has ended"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes how far each schedule has come when the story begins.
+    pub(super) fn base_of_schedules(&mut self) {
+        self.base_looks = self.looks.clone();
+    }
+
+    /// Forgets jobs of schedules that a crash has taken back; whether there are any.
+    pub(super) fn forget_scheduled(&mut self, broker: &Broker) -> Result<bool, String> {
+        let events = self.story.len();
+        self.looked_at = 0;
+        let mut lost = Vec::new();
+        for event in &self.story {
+            let Event::Scheduled(name, job, _) = event else {
+                continue;
+            };
+            if broker.knows(job) {
+                continue;
+            }
+            if self.model.surely_goes_on(*job) {
+                return Err(format!(
+                    "{name} had made job {job}, which was handed out and is lost"
+                ));
+            }
+            if !self.model.was_lent(*job) {
+                lost.push(*job);
+            }
+        }
+        // A time that a person has named may be behind those that are decided, if the clock was set back.
+        let was_decided = |name: &ScheduleName, time: u64, counted_by_then: u64| {
+            broker.schedule_state(name).is_some_and(|it| {
+                it.queued == Some(time) || it.after >= time && counted(&it) >= counted_by_then
+            })
+        };
+        self.story.retain(|event| match event {
+            Event::Scheduled(_, job, _) => !lost.contains(job),
+            Event::MakesWay(name, time, counted, ..) => was_decided(name, *time, *counted),
+            _ => true,
+        });
+        Ok(self.story.len() < events)
+    }
+
+    /// Looks at the schedules as a new broker has found them: it may have decided some times already.
+    pub(super) fn look_at_recovered(&mut self, broker: &Broker) -> Verdict {
+        self.looks = std::mem::take(&mut self.base_looks);
+        self.looks.retain(|name, look| {
+            let schedule = self.model.schedules.get(name);
+            schedule.is_some_and(|schedule| schedule.life == look.life)
+        });
+        let names: Vec<ScheduleName> = self.model.schedules.keys().cloned().collect();
+        for name in names {
+            let schedule = self.model.schedules[&name].clone();
+            let Some(found) = broker.schedule_state(&name) else {
+                return Err(format!("{name} was set, and is lost with its broker"));
+            };
+            self.is_as_ordered(&name, &schedule, &found)?;
+            let Some(plan) = schedule.plan().cloned() else {
+                continue;
+            };
+            let before = self.looks.get(&name).cloned();
+            let is_same = before
+                .as_ref()
+                .is_some_and(|it| it.changes == schedule.changes);
+            let (after, queued) = match &before {
+                Some(it) => (it.state.after, it.state.queued),
+                None => (schedule.moved_at, None),
+            };
+            if is_same && found.after < after {
+                return Err(format!(
+                    "{name} had decided its times up to {after}, and is recovered up to {}",
+                    found.after
+                ));
+            }
+            let calendar = calendar(&name, &plan, schedule.anchor)?;
+            let decided = Decided::new(&calendar, after, found.after);
+            if let Some(Look { state, runs, .. }) = before.filter(|_| is_same) {
+                let due = decided.count + schedule.runs - runs;
+                if counted(&found) != counted(&state) + due {
+                    return Err(format!(
+                        "{name} had {state:?}, then {due} times, and is recovered as {found:?}"
+                    ));
+                }
+            }
+            for time in queued.iter().chain(&decided.listed) {
+                let job = Broker::scheduled_job(&name, *time);
+                if broker.knows(&job) && !self.model.knows(job) {
+                    self.tell(Event::Scheduled(name.clone(), job, Box::new(plan.clone())))?;
+                }
+            }
+            if let Some((_, job)) = found.last
+                && broker.knows(&job)
+                && !self.model.knows(job)
+            {
+                self.tell(Event::Scheduled(name.clone(), job, Box::new(plan.clone())))?;
+            }
+            self.last_makes_way(&name, (queued, !is_same), &found, broker)?;
+            let last = found.last.map(|(_, job)| job);
+            if let Some(schedule) = self.model.schedules.get_mut(&name) {
+                schedule.last = last;
+            }
+            self.remember(name, found);
+        }
+        self.look_for_ended(broker)
+    }
+}

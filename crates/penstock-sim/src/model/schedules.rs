@@ -1,0 +1,321 @@
+//! Schedules: what code and people have said of them, and the jobs that the broker has made.
+
+use std::collections::BTreeMap;
+
+use penstock_message::{
+    AppRelease, Message, MessageId, OnRunning, Overlap, ScheduleName, SchedulePlan, ScheduleStep,
+    ScheduleTiming,
+};
+
+use super::item::{Item, Moment, State};
+use super::{Model, Verdict};
+
+/// A schedule as its orders have left it.
+#[derive(Clone, Debug)]
+pub struct ScheduleModel {
+    /// Transaction that has made it, which tells it from another one of its name.
+    pub life: u64,
+    declared: Option<(SchedulePlan, AppRelease)>,
+    set: Option<SchedulePlan>,
+    pub is_paused: bool,
+    /// Time from which intervals count.
+    pub anchor: u64,
+    /// Time at which its times last went on from the present.
+    pub moved_at: u64,
+    /// Number of orders that have changed it.
+    pub changes: u64,
+    /// Number of orders to make a job at once.
+    pub runs: u64,
+    /// Number of those that were answered with a job.
+    pub answered: u64,
+    /// Last job that it is known to have made.
+    pub last: Option<MessageId>,
+}
+
+pub type Schedules = BTreeMap<ScheduleName, ScheduleModel>;
+
+impl ScheduleModel {
+    fn new(life: u64) -> Self {
+        Self {
+            life,
+            declared: None,
+            set: None,
+            is_paused: false,
+            anchor: 0,
+            moved_at: 0,
+            changes: 0,
+            runs: 0,
+            answered: 0,
+            last: None,
+        }
+    }
+
+    /// Returns the plan that holds: a person's, or else the code's.
+    pub fn plan(&self) -> Option<&SchedulePlan> {
+        let declared = self.declared.as_ref().map(|(plan, _)| plan);
+        self.set.as_ref().or(declared)
+    }
+
+    pub fn overlap(&self) -> Overlap {
+        self.plan().map_or(Overlap::Skip, |plan| plan.overlap)
+    }
+
+    fn timing(&self) -> Option<ScheduleTiming> {
+        self.plan().map(|plan| plan.timing.clone())
+    }
+}
+
+impl Model {
+    /// Whether an order for a schedule must be refused. It may be if the last job is in the way of another one.
+    pub(super) fn must_refuse(&self, name: &ScheduleName, step: Option<&ScheduleStep>) -> bool {
+        let is_known = self.schedules.get(name);
+        match step {
+            Some(ScheduleStep::Declare(..) | ScheduleStep::Set(_)) => false,
+            Some(ScheduleStep::Reset) => is_known.is_none_or(|it| it.declared.is_none()),
+            _ => is_known.is_none(),
+        }
+    }
+
+    /// Whether an order to make a job at once may be refused.
+    pub(super) fn may_refuse_run(&self, name: &ScheduleName) -> bool {
+        let schedule = self.schedules.get(name);
+        schedule.is_some_and(|it| matches!(it.overlap(), Overlap::Skip | Overlap::Queue))
+    }
+
+    /// Changes a schedule as an order says. `job`: the one that the answer names.
+    pub(super) fn change_schedule(
+        &mut self,
+        number: u64,
+        name: &ScheduleName,
+        step: &ScheduleStep,
+        job: Option<MessageId>,
+    ) -> Verdict {
+        if matches!(step, ScheduleStep::Run) {
+            return self.was_run(number, name, job);
+        }
+        let now = self.now.wall;
+        let is_new = !self.schedules.contains_key(name);
+        let schedule = self.schedules.entry(name.clone());
+        let schedule = schedule.or_insert_with(|| ScheduleModel::new(number));
+        let timing = schedule.timing();
+        let was_paused = schedule.is_paused;
+        match step {
+            ScheduleStep::Declare(plan, generation) => {
+                if let Some((declared, latest)) = &schedule.declared
+                    && (generation.is_older_than(latest)
+                        || declared == &**plan && generation == latest)
+                {
+                    return Ok(());
+                }
+                schedule.declared = Some(((**plan).clone(), generation.clone()));
+            }
+            ScheduleStep::Set(plan) => schedule.set = Some((**plan).clone()),
+            ScheduleStep::Retime(times) => {
+                if let Some(plan) = schedule.plan() {
+                    let message = plan.message.clone();
+                    schedule.set = Some(SchedulePlan::new((**times).clone(), message));
+                }
+            }
+            ScheduleStep::Pause => schedule.is_paused = true,
+            ScheduleStep::Resume => schedule.is_paused = false,
+            ScheduleStep::Reset => {
+                schedule.is_paused = false;
+                schedule.set = None;
+            }
+            ScheduleStep::Run => {}
+        }
+        schedule.changes += 1;
+        let is_new_timing = schedule.timing() != timing;
+        if is_new_timing {
+            schedule.anchor = now;
+        }
+        if is_new_timing || was_paused || is_new {
+            schedule.moved_at = schedule.moved_at.max(now);
+        }
+        Ok(())
+    }
+
+    /// Notes that a schedule has made a job beside its times, or holds one back until the last has ended.
+    fn was_run(&mut self, number: u64, name: &ScheduleName, job: Option<MessageId>) -> Verdict {
+        let Some(schedule) = self.schedules.get(name).cloned() else {
+            return Ok(());
+        };
+        if job.is_some() && schedule.overlap() != Overlap::Allow {
+            self.nothing_is_in_the_way(name, schedule.last)?;
+        }
+        if let (Some(job), Some(plan)) = (job, schedule.plan()) {
+            self.add_scheduled(number, job, plan);
+        }
+        if let Some(schedule) = self.schedules.get_mut(name) {
+            schedule.runs += 1;
+            schedule.answered += u64::from(job.is_some());
+            schedule.last = job.or(schedule.last);
+        }
+        Ok(())
+    }
+
+    /// Notes that the broker has made the job of a time.
+    pub fn was_scheduled(
+        &mut self,
+        name: &ScheduleName,
+        job: MessageId,
+        plan: &SchedulePlan,
+    ) -> Verdict {
+        // One that is removed and made anew, after the clock was set back, may come to the same times.
+        if self.knows(job) && !self.was_unscheduled.contains(name) {
+            return self.fail(format!("{name} has made job {job} twice"));
+        }
+        if plan.overlap == Overlap::CancelPrevious {
+            self.may_have_made_way(name);
+        }
+        self.add_scheduled(0, job, plan);
+        if let Some(schedule) = self.schedules.get_mut(name) {
+            schedule.last = Some(job);
+        }
+        Ok(())
+    }
+
+    /// Notes that the last job of a schedule, if it waited, may have been cancelled for the next one.
+    fn may_have_made_way(&mut self, name: &ScheduleName) {
+        let last = self.schedules.get(name).and_then(|schedule| schedule.last);
+        let Some(last) = last else { return };
+        for index in self.next_in_place_of(last) {
+            if !matches!(
+                self.items[index].state,
+                State::Leased { .. } | State::Ended(_)
+            ) {
+                let item = &mut self.items[index];
+                item.purged = true;
+                item.end_is_unsure = true;
+            }
+        }
+    }
+
+    /// Returns jobs of schedules that have not ended, as far as anybody has seen, and that nobody runs for certain.
+    pub fn scheduled_jobs(&self) -> Vec<MessageId> {
+        let live = self.live.iter().map(|index| &self.items[*index]);
+        let open = live.filter(|item| {
+            matches!(item.state, State::Waiting | State::Adrift { .. }) && item.ending().is_none()
+        });
+        let ids = open.map(|item| item.message.id);
+        ids.filter(|id| self.scheduled.contains(id)).collect()
+    }
+
+    /// Notes that a job of a schedule has ended unseen, such as one that was cancelled for the next.
+    pub fn has_ended_unseen(&mut self, job: MessageId) {
+        for index in self.by_id.get(&job).cloned().unwrap_or_default() {
+            let item = &mut self.items[index];
+            if !matches!(item.state, State::Ended(_)) {
+                item.purged = true;
+                item.end_is_unsure = true;
+            }
+        }
+    }
+
+    /// Notes that a job is to stop, since the next of its schedule has come.
+    pub fn makes_way(&mut self, job: MessageId, moment: &Moment) {
+        self.moment.clone_from(moment);
+        self.another_order();
+        for index in self.next_in_place_of(job) {
+            self.stop(index, OnRunning::Ask);
+        }
+    }
+
+    /// Returns the places of a job's copies, or of the jobs of the group that runs in its place.
+    pub fn next_in_place_of(&self, job: MessageId) -> Vec<usize> {
+        let copies = self.by_id.get(&job).cloned().unwrap_or_default();
+        match copies.is_empty() {
+            true => self.in_place_of(job).unwrap_or_default(),
+            false => copies,
+        }
+    }
+
+    fn add_scheduled(&mut self, number: u64, job: MessageId, plan: &SchedulePlan) {
+        let message = Message {
+            id: job,
+            ..plan.message.clone()
+        };
+        self.scheduled.insert(job);
+        let first = self.items.len();
+        self.publish(number, &plan.queue, &message, None, State::Waiting);
+        if let Some(item) = self.items.last_mut() {
+            // Others of the same call may have come before it, or after.
+            item.in_order = false;
+            item.place = 0;
+        }
+        self.may_drop(&plan.queue, &(first..first));
+    }
+
+    /// Whether the making of a job is certain, whatever is left of it: it was handed out.
+    pub fn was_lent(&self, job: MessageId) -> bool {
+        self.by_place_of(job) || self.with_id(job).any(Item::was_lent)
+    }
+
+    /// Whether a job was handed out and has certainly not ended.
+    pub fn surely_goes_on(&self, job: MessageId) -> bool {
+        self.is_surely_unfinished(job, false) && self.with_id(job).any(Item::was_lent)
+    }
+
+    /// Notes that a schedule was removed.
+    pub(super) fn unschedule(&mut self, name: &ScheduleName) {
+        self.schedules.remove(name);
+        self.was_unscheduled.insert(name.clone());
+    }
+
+    pub fn knows(&self, job: MessageId) -> bool {
+        self.scheduled.contains(&job)
+    }
+
+    /// Checks that an earlier job of a schedule may have ended when another one comes.
+    pub fn nothing_is_in_the_way(&self, name: &ScheduleName, last: Option<MessageId>) -> Verdict {
+        let schedule = self.schedules.get(name);
+        let cancels = schedule.is_some_and(|it| it.overlap() == Overlap::CancelPrevious);
+        match last.filter(|last| self.is_surely_unfinished(*last, cancels)) {
+            None => Ok(()),
+            Some(last) => {
+                let items: Vec<_> = self.with_id(last).collect();
+                self.fail(format!(
+                    "{name} has made another job, and {last} has not ended: {items:?}"
+                ))
+            }
+        }
+    }
+
+    /// Whether a job has certainly not ended. `may_cancel`: it may have been cancelled just now, if it waited.
+    fn is_surely_unfinished(&self, job: MessageId, may_cancel: bool) -> bool {
+        let mut copies = self.by_id.get(&job).into_iter().flatten();
+        copies.any(|index| {
+            let item = &self.items[*index];
+            // One that has failed, and was retried, may have been finished in between.
+            item.generation == 0
+                && match item.state {
+                    State::Leased { .. } => true,
+                    State::Waiting => !may_cancel && self.surely_waits(*index),
+                    _ => false,
+                }
+        })
+    }
+
+    /// Whether a job of a schedule has certainly ended, and all that runs in its place.
+    pub fn is_surely_finished(&self, job: MessageId) -> bool {
+        let has_ended = |state: &State| matches!(state, State::Ended(_));
+        let has_group = self.in_place_of(job).is_some();
+        self.knows(job)
+            && !has_group
+            && self
+                .with_id(job)
+                .all(|item| has_ended(&item.state) && !item.is_blocked())
+            && !self.by_place_of(job)
+    }
+
+    /// Whether a group has ever taken the place of the job: its end may not have been seen.
+    fn by_place_of(&self, job: MessageId) -> bool {
+        let place = penstock_message::place_of_heir(job);
+        place.is_some_and(|place| self.by_place.contains_key(&(place.join, place.index)))
+    }
+
+    /// Whether a queue may be full, so that a time has no job for that.
+    pub fn has_limits(&self, queue: &str) -> bool {
+        self.limits.contains_key(queue)
+    }
+}
