@@ -16,13 +16,13 @@ pub(crate) fn flush_c_output(py: Python<'_>) {
 
 /// Pages of the shared heap that isolated jobs write to. Make it before the forks.
 #[pyclass(frozen, module = "penstock._core")]
-pub(crate) struct WrittenPages(penstock_worker::WrittenPages);
+pub(crate) struct WrittenPages(penstock_worker::PageNotes);
 
 #[pymethods]
 impl WrittenPages {
     #[new]
     fn new() -> PyResult<Self> {
-        Ok(Self(penstock_worker::WrittenPages::new()?))
+        Ok(Self(penstock_worker::PageNotes::new()?))
     }
 
     /// Note that a job ended in this process.

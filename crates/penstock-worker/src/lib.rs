@@ -83,7 +83,7 @@ pub use packet::{decode_steps, encode_steps, job_bytes};
 pub use progress::{Count, encode_progress};
 pub use question::{Question, Reply, Sizes, Standing, state_name};
 pub use threads::limit_arenas;
-pub use warm::WrittenPages;
+pub use warm::PageNotes;
 pub use zygote::end_with_parent;
 
 use std::process::ExitCode;

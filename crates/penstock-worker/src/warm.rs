@@ -34,11 +34,11 @@ const NOTED_OF: u32 = 256;
 ///
 /// There are two lists: one that children read, and one that is written meanwhile. Should a child read both in part, that
 /// does no harm: each entry names pages, and copying pages of its own memory changes no byte that a process sees.
-pub struct WrittenPages {
+pub struct PageNotes {
     shared: Mapping,
 }
 
-impl WrittenPages {
+impl PageNotes {
     /// Maps the memory of the list. Call it before the forks, which share it.
     pub fn new() -> io::Result<Self> {
         Ok(Self {
@@ -80,7 +80,7 @@ impl WrittenPages {
 
     fn note(&self, max_bytes: u64) {
         let page = page_bytes() as u64;
-        let mut runs = Runs::default();
+        let mut runs = PageRuns::default();
         let Ok(map) = File::open("/proc/self/pagemap") else {
             return;
         };
@@ -134,11 +134,11 @@ impl WrittenPages {
     }
 }
 
-/// Runs of pages: number of the first page, and number of pages.
+/// PageRuns of pages: number of the first page, and number of pages.
 #[derive(Debug, Default)]
-struct Runs(Vec<(u64, u64)>);
+struct PageRuns(Vec<(u64, u64)>);
 
-impl Runs {
+impl PageRuns {
     fn add(&mut self, number: u64) {
         if let Some((first, pages)) = self.0.last_mut()
             && number <= *first + *pages + GAP_PAGES
@@ -178,7 +178,7 @@ mod tests {
 
     #[test]
     fn pages_that_are_near_are_one_run() {
-        let mut runs = Runs::default();
+        let mut runs = PageRuns::default();
         for number in [3, 4, 7, 11, 12] {
             runs.add(number);
         }
@@ -193,7 +193,7 @@ mod tests {
 
     #[test]
     fn a_process_notes_the_pages_that_it_has_written_to_and_copying_changes_nothing() {
-        let written = WrittenPages::new().unwrap();
+        let written = PageNotes::new().unwrap();
         let page = page_bytes();
         // As large as no allocator has at hand: fresh memory, of which nothing was touched.
         let mut heap = vec![0_u8; 256 << 20];
