@@ -311,5 +311,5 @@ def test_a_process_that_waits_has_copied_what_jobs_write_to(project: Project) ->
     for jobs in range(1, 6):
         successors(jobs)
         faults.append(warm.counts_references.delay().result(timeout=60))
-    # The first of these was forked before any job had ended.
-    assert max(faults[1:]) < fresh / 4, (faults, running.output)
+    # One of these processes was forked before any job had ended.
+    assert sorted(faults)[-2] < fresh / 4, (faults, running.output)

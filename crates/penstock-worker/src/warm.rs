@@ -6,7 +6,7 @@
 //! them while nobody waits for it.
 //!
 //! This saves time, but no work: copying the pages in advance takes a little more CPU than the faults. So only a process that
-//! is forked while slots are idle does it.
+//! is forked while half of the slots are idle does it.
 
 use std::fs::File;
 use std::io;

@@ -81,7 +81,7 @@ pub struct Fork {
     pub slots: u32,
     /// Whether it exits after its first job.
     pub once: bool,
-    /// Whether slots are idle, so that a child which ends with its first job has time to prepare for it.
+    /// Whether half of the slots are idle, so that a child which ends with its first job has time to prepare for it.
     pub warm: bool,
 }
 

@@ -160,7 +160,7 @@ class Fork(NamedTuple):
     once: bool
     """Whether the child exits after its first job."""
     warm: bool
-    """Whether slots are idle, so that the child has time to prepare for that job."""
+    """Whether half of the slots are idle, so that the child has time to prepare for that job."""
 
     @classmethod
     def of(cls, command: list[str]) -> Fork:

@@ -429,7 +429,7 @@ impl Supervisor {
             kind: config.kind,
             slots: config.slots,
             once: self.pools[pool].is_single_use(),
-            warm: self.pools[pool].has_idle_slot(),
+            warm: self.pools[pool].is_half_idle(),
         };
         match &mut self.zygote {
             Some(zygote) => zygote.fork(fork, theirs.into())?,

@@ -163,9 +163,10 @@ impl Pool {
         self.is_needed() && !self.is_alone
     }
 
-    /// Whether fewer jobs run than there are slots, of those that are forked ahead of their jobs.
-    pub(super) fn has_idle_slot(&self) -> bool {
-        self.forks_ahead() && self.policy.active() < self.wanted()
+    /// Whether half of the slots are idle, in a pool that forks ahead of jobs. While a job's outcome is on its way to the
+    /// broker, and the next job on its way here, a slot is idle also under full load.
+    pub(super) fn is_half_idle(&self) -> bool {
+        self.forks_ahead() && 2 * self.policy.active() <= self.wanted()
     }
 
     pub(super) fn tasks(&self) -> &[String] {
