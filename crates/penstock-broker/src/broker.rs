@@ -346,6 +346,15 @@ impl Broker {
         self.state.messages.holds(id)
     }
 
+    /// Returns the queue, the task and the priority of a message that is there. For the simulator.
+    pub fn line_of(&self, id: &MessageId) -> Option<(&str, &str, u8)> {
+        let (messages, names) = (&self.state.messages, &self.state.names);
+        let slot = messages.copies(id).next()?;
+        let head = messages.shared_head(slot);
+        let queue = names.text(self.state.queues[head.queue].name);
+        Some((queue, names.text(head.task), head.priority))
+    }
+
     /// Whether the worker of this message was asked to stop it. For the simulator.
     pub fn is_to_stop(&self, id: &MessageId) -> bool {
         let messages = &self.state.messages;
@@ -354,7 +363,7 @@ impl Broker {
             .any(|slot| messages.asked(slot).is_some())
     }
 
-    /// Whether a message with this id is there, or its result. For the simulator.
+    /// Whether a message with this id is there, or its result.
     pub fn knows(&self, id: &MessageId) -> bool {
         let messages = &self.state.messages;
         let has_result = self.state.keys.value(&Key::Result(*id)).is_some();

@@ -784,11 +784,33 @@ impl Broker {
         let is_busy = earlier.is_some_and(|job| self.state.is_unfinished(&job));
         let now = self.clocks.wall();
         if is_busy && overlap != Overlap::Allow {
-            return self.reach_schedule(name, progress, now);
+            let time = self.time_of_run(name, now);
+            return self.reach_schedule(name, progress, time);
         }
         // A job for a time that is exactly now must be a different one.
         let job = job_of(seed(name) ^ mix(self.state.numbers + 1), now);
         self.make(name, &mut { progress }, now, job)
+    }
+
+    /// Returns a time for a run that waits, from now on: none of the schedule's own, and none whose job is known. The id of a
+    /// job follows from its time.
+    fn time_of_run(&mut self, name: &ScheduleName, now: u64) -> u64 {
+        let mut time = now;
+        while self.is_taken(name, time) {
+            time += 1;
+        }
+        time
+    }
+
+    fn is_taken(&mut self, name: &ScheduleName, time: u64) -> bool {
+        if self.knows(&job_of(seed(name), time)) {
+            return true;
+        }
+        let schedule = self.state.schedules.all.get_mut(name);
+        schedule.is_some_and(|schedule| {
+            let calendar = schedule.calendar(name);
+            calendar.is_some_and(|calendar| calendar.next(time - 1) == Some(time))
+        })
     }
 
     pub(crate) fn unschedule(&mut self, name: &ScheduleName) {

@@ -478,6 +478,23 @@ fn a_schedule_runs_at_once_and_keeps_its_times() {
     );
 }
 
+/// A run that had to wait took the present for its time. If that was a time of the schedule, its job had the id of the job of
+/// that time: the job that has just run, or a failed one, beside which the run had no job at all.
+#[test]
+fn a_run_that_waits_has_a_job_of_its_own_though_it_came_at_a_time_of_the_schedule() {
+    check(
+        "
+        a hello                                     -> a welcome 0
+        w hello                                     -> w welcome 0
+        w consume default 9                         ->
+        a set poll every=60000 overlap=queue        -> a confirm 1
+        wait 60000                                  -> w deliver at60000
+        a schedule poll run                         -> a confirm 2
+        w fail at60000                              -> w confirm 1, w deliver at60001
+        ",
+    );
+}
+
 #[test]
 fn schedules_that_make_no_sense_are_refused() {
     check(
