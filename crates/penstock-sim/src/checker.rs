@@ -90,9 +90,11 @@ pub struct Checker {
     has_dropped_failed: bool,
     /// Sessions that came back after so long that the broker may have forgotten them.
     maybe_forgotten: BTreeSet<SessionId>,
-    /// Schedules as they were when they were last looked at, and when the story begins.
+    /// Schedules as they were when they were last looked at, and when all was quiet last.
     looks: Looks,
     base_looks: Looks,
+    /// Jobs of schedules that a crash may take back: they were made since all was quiet last.
+    unsafe_jobs: BTreeSet<MessageId>,
     pub counts: Counts,
     /// Story of the model in words, for a person who reads along.
     pub words: Option<Vec<String>>,
@@ -778,6 +780,7 @@ impl Checker {
         broker.assert_no_circle_of_waits();
         self.waits.quiet();
         self.safe_through = self.told;
+        self.schedules_are_safe();
         self.wall_was_set_by_ms = 0;
         self.knows_boot = true;
         // As many events as there are items to copy for the next story.

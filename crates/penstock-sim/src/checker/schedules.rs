@@ -47,6 +47,12 @@ fn calendar(name: &ScheduleName, plan: &SchedulePlan, anchor: u64) -> Result<Cal
     Calendar::new(&plan.timing, anchor, seed_of(&[&name.app, &name.name]))
 }
 
+/// Whether a job waits in the line of a plan's jobs.
+fn is_line_of(broker: &Broker, job: &MessageId, plan: &SchedulePlan) -> bool {
+    let message = &plan.message;
+    broker.line_of(job) == Some((&plan.queue, &message.task, message.priority))
+}
+
 /// Counts the times that were decided, with the one that waits for the end of the last job.
 fn counted(state: &ScheduleState) -> u64 {
     let tally = state.tally;
@@ -230,14 +236,20 @@ impl Checker {
             let decided = Decided::new(&calendar, before.state.after, until);
             self.note_jobs(name, plan, &decided.listed, broker)?;
         }
-        let queued = before.state.queued;
-        let times: Vec<u64> = queued.iter().chain(&decided.listed).copied().collect();
-        let mut fired = self.note_jobs(name, &plan, &times, broker)?;
+        let mut fired = Vec::new();
+        if let Some(time) = before.state.queued {
+            // It may have had its job just before the change.
+            let job = Broker::scheduled_job(name, time);
+            let before = before.state.plan.as_ref().filter(|_| has_changed);
+            let before = before.filter(|before| is_line_of(broker, &job, before));
+            fired = self.note_jobs(name, before.unwrap_or(&plan), &[time], broker)?;
+        }
+        fired.extend(self.note_jobs(name, &plan, &decided.listed, broker)?);
         if let Some((time, job)) = found.last
             && !self.model.knows(job)
         {
             // One that was told to run, and waited for the end of the last.
-            self.tell(Event::Scheduled(name.clone(), job, Box::new(plan.clone())))?;
+            self.was_made(name, job, &plan)?;
             fired.push(time);
         }
         let was_queued = before.state.queued;
@@ -264,21 +276,19 @@ impl Checker {
         broker: &Broker,
     ) -> Verdict {
         let cancels = |plan: &SchedulePlan| plan.overlap == Overlap::CancelPrevious;
-        let queued = found
-            .queued
-            .filter(|_| found.plan.as_ref().is_some_and(cancels));
-        if let (Some(time), Some((_, job))) = (queued, found.last)
-            && was_queued != queued
-        {
-            let jobs = self.model.next_in_place_of(job).into_iter();
-            let ids: BTreeSet<MessageId> = jobs
-                .map(|index| self.model.items[index].message.id)
-                .collect();
-            // It may have come by another plan, which cancels nothing.
-            let goes_on = |id: &MessageId| broker.holds(id) && !broker.is_to_stop(id);
-            if has_changed && ids.iter().any(goes_on) {
-                return Ok(());
-            }
+        let surely = !has_changed && found.plan.as_ref().is_some_and(cancels);
+        let (Some(time), Some((_, job))) = (found.queued, found.last) else {
+            return Ok(());
+        };
+        if was_queued == Some(time) {
+            return Ok(());
+        }
+        let jobs = self.model.next_in_place_of(job).into_iter();
+        let ids: BTreeSet<MessageId> = jobs
+            .map(|index| self.model.items[index].message.id)
+            .collect();
+        // After a change it may have come by another plan, which cancels nothing.
+        if surely || ids.iter().any(|id| broker.is_to_stop(id)) {
             let moment = Self::moment_of(&ids, broker);
             let counted = counted(found);
             self.tell(Event::MakesWay(
@@ -311,8 +321,7 @@ impl Checker {
                 let last = schedule.and_then(|schedule| schedule.last);
                 self.model.nothing_is_in_the_way(name, last)?;
             }
-            let made = Event::Scheduled(name.clone(), job, Box::new(plan.clone()));
-            self.tell(made)?;
+            self.was_made(name, job, plan)?;
             fired.push(*time);
         }
         Ok(fired)
@@ -405,33 +414,32 @@ impl Checker {
         Ok(())
     }
 
-    /// Notes how far each schedule has come when the story begins.
-    pub(super) fn base_of_schedules(&mut self) {
+    /// Notes that no crash takes back what was seen of schedules.
+    pub(super) fn schedules_are_safe(&mut self) {
         self.base_looks = self.looks.clone();
+        self.unsafe_jobs.clear();
     }
 
-    /// Forgets jobs of schedules that a crash has taken back; whether there are any.
+    /// Forgets decisions of schedules that a crash may have taken back; whether the story has changed. A new broker that has
+    /// made some of them once more is looked at again.
     pub(super) fn forget_scheduled(&mut self, broker: &Broker) -> Result<bool, String> {
         let events = self.story.len();
         self.looked_at = 0;
         let mut lost = Vec::new();
-        for event in &self.story {
-            let Event::Scheduled(name, job, _) = event else {
-                continue;
-            };
+        for job in &self.unsafe_jobs {
             if broker.knows(job) {
                 continue;
             }
             if self.model.surely_goes_on(*job) {
                 return Err(format!(
-                    "{name} had made job {job}, which was handed out and is lost"
+                    "job {job} of a schedule was handed out, and is lost"
                 ));
             }
             if !self.model.was_lent(*job) {
                 lost.push(*job);
             }
         }
-        // A time that a person has named may be behind those that are decided, if the clock was set back.
+        // One that is decided again has its job asked again.
         let was_decided = |name: &ScheduleName, time: u64, counted_by_then: u64| {
             broker.schedule_state(name).is_some_and(|it| {
                 it.queued == Some(time) || it.after >= time && counted(&it) >= counted_by_then
@@ -442,12 +450,23 @@ impl Checker {
             Event::MakesWay(name, time, counted, ..) => was_decided(name, *time, *counted),
             _ => true,
         });
+        for job in lost {
+            self.unsafe_jobs.remove(&job);
+            self.model.forget_scheduled(job);
+            self.base.forget_scheduled(job);
+        }
         Ok(self.story.len() < events)
+    }
+
+    /// Tells the model of a job that a schedule has made.
+    fn was_made(&mut self, name: &ScheduleName, job: MessageId, plan: &SchedulePlan) -> Verdict {
+        self.unsafe_jobs.insert(job);
+        self.tell(Event::Scheduled(name.clone(), job, Box::new(plan.clone())))
     }
 
     /// Looks at the schedules as a new broker has found them: it may have decided some times already.
     pub(super) fn look_at_recovered(&mut self, broker: &Broker) -> Verdict {
-        self.looks = std::mem::take(&mut self.base_looks);
+        self.looks = self.base_looks.clone();
         self.looks.retain(|name, look| {
             let schedule = self.model.schedules.get(name);
             schedule.is_some_and(|schedule| schedule.life == look.life)
@@ -489,16 +508,16 @@ impl Checker {
             for time in queued.iter().chain(&decided.listed) {
                 let job = Broker::scheduled_job(&name, *time);
                 if broker.knows(&job) && !self.model.knows(job) {
-                    self.tell(Event::Scheduled(name.clone(), job, Box::new(plan.clone())))?;
+                    self.was_made(&name, job, &plan)?;
                 }
             }
             if let Some((_, job)) = found.last
                 && broker.knows(&job)
                 && !self.model.knows(job)
             {
-                self.tell(Event::Scheduled(name.clone(), job, Box::new(plan.clone())))?;
+                self.was_made(&name, job, &plan)?;
             }
-            self.last_makes_way(&name, (queued, !is_same), &found, broker)?;
+            self.last_makes_way(&name, (None, true), &found, broker)?;
             let last = found.last.map(|(_, job)| job);
             if let Some(schedule) = self.model.schedules.get_mut(&name) {
                 schedule.last = last;

@@ -31,7 +31,7 @@ pub(super) enum Event {
     Join(JoinId, Option<(Vec<u32>, bool)>),
     /// The broker has made a job of a schedule, by this plan.
     Scheduled(ScheduleName, MessageId, Box<SchedulePlan>),
-    /// The job of a schedule is to stop, since this time has come: with it so many were decided.
+    /// The job of a schedule is to stop, since this time has come. With it, this number of times is decided.
     MakesWay(ScheduleName, u64, u64, MessageId, Box<Moment>),
     /// A job of a schedule was seen to have ended, and only its result is left.
     Gone(MessageId),
@@ -110,7 +110,6 @@ impl Checker {
         self.looked_at = 0;
         self.base = self.model.clone();
         self.base_tx = self.told;
-        self.base_of_schedules();
     }
 
     /// Forgets that deadlines were seen to come, where a crash has taken that back; whether there are any.

@@ -151,7 +151,11 @@ impl Model {
         } else {
             message.crashes
         };
-        self.items[index].lend(*lease, session, (least, message.crashes));
+        let item = &mut self.items[index];
+        // A crash that nobody saw has delayed it: its place is that of the end of the delay.
+        let was_delayed = message.crashes > item.crashes.0;
+        item.in_order &= !was_delayed || delay_after_crash_ms(message.crashes) == 0;
+        item.lend(*lease, session, (least, message.crashes));
         Ok(())
     }
 

@@ -7,7 +7,7 @@ use penstock_message::{
     ScheduleTiming,
 };
 
-use super::item::{Item, Moment, State};
+use super::item::{End, Item, Moment, State};
 use super::{Model, Verdict};
 
 /// A schedule as its orders have left it.
@@ -260,6 +260,17 @@ impl Model {
     pub(super) fn unschedule(&mut self, name: &ScheduleName) {
         self.schedules.remove(name);
         self.was_unscheduled.insert(name.clone());
+    }
+
+    /// Forgets a job that was taken back before anybody saw it.
+    pub fn forget_scheduled(&mut self, job: MessageId) {
+        self.scheduled.remove(&job);
+        for index in self.by_id.remove(&job).unwrap_or_default() {
+            self.items[index].state = State::Ended(End::Replaced);
+        }
+        for schedule in self.schedules.values_mut() {
+            schedule.last = schedule.last.filter(|last| *last != job);
+        }
     }
 
     pub fn knows(&self, job: MessageId) -> bool {
