@@ -1,4 +1,4 @@
-"""One measurement of one contestant: ``client.py MODULE MEASUREMENT key=value ...`` prints one line of JSON.
+"""Run one measurement of one contestant: ``client.py MODULE MEASUREMENT key=value ...`` prints one line of JSON.
 
 It runs in its own process, under the contestant's interpreter, and needs only the standard library. It starts and
 stops the contestant's worker.

@@ -321,7 +321,7 @@ pub(crate) struct LeaseState {
     pub(crate) expired: bool,
 }
 
-/// What remains of a removed message.
+/// Remains of a removed message.
 #[derive(Debug)]
 pub(crate) struct Removed {
     pub(crate) journal_bytes: u64,

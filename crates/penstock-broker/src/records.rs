@@ -481,7 +481,7 @@ pub(crate) enum UnrunCause {
     Cancelled = 3,
     /// The join that held it has failed.
     Blocked = 4,
-    /// It waited for a failure that did not happen. Everything that waits for it learns that.
+    /// Not needed: the message waited for a failure that did not happen. Everything that waits for it learns that.
     NotNeeded = 5,
 }
 

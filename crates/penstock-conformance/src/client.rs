@@ -189,7 +189,7 @@ pub struct States {
 impl States {
     pub fn next(&self) -> KeyState {
         let told = self.states.recv_timeout(self.patience);
-        offered(told.expect("the key is told of"))
+        offered(told.expect("the key is reported"))
     }
 
     /// Waits for the first state other than `Pending`.

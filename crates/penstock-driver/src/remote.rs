@@ -436,7 +436,7 @@ impl Driver for Remote {
         // While this child holds a copy of the socket, the broker would not notice the parent's death.
         let socket = self.shared.socket.swap(-1, Ordering::Relaxed);
         if socket >= 0 {
-            // SAFETY: the owner is a thread of the parent. In this process nothing of it runs or is dropped.
+            // SAFETY: the owner is a thread of the parent. In this process it neither runs nor is dropped.
             unsafe { rustix::io::close(socket) };
         }
     }

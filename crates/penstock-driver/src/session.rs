@@ -554,7 +554,7 @@ impl DriverSession {
     }
 
     /// Whether nothing in this session was ever confirmed, and too little time has passed for a broker to
-    /// forget it. A broker that does not know such a session has nothing of it: it was killed before its first
+    /// forget it. A broker that does not know such a session holds no state of it: it was killed before its first
     /// sync. The session then says that it is new and sends everything again, instead of ending its calls as
     /// `Unknown`.
     fn may_start_over(&mut self, now: Instant) -> bool {

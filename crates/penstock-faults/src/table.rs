@@ -270,7 +270,7 @@ pub const PLANTS: &[Plant] = &[
     ),
     plant(
         "cancel-beats-success",
-        "a job that succeeds is not cancelled, whoever asked",
+        "a job that succeeds is not cancelled, whichever client asked",
     ),
     plant(
         "start-while-cancelling",
@@ -320,7 +320,7 @@ pub const PLANTS: &[Plant] = &[
     plant("count-member-twice", "a member of a join counts once"),
     plant(
         "lose-member",
-        "a join hears of each member, whatever ended that",
+        "each member reports to its join, however it ended",
     ),
     plant(
         "revive-keeps-old-arrival",
@@ -360,7 +360,7 @@ pub const PLANTS: &[Plant] = &[
     ),
     plant(
         "forget-failures",
-        "a group counts each failed member against what it puts up with",
+        "a group counts each failed member against the failures it tolerates",
     ),
     // Order and time.
     plant(

@@ -13,7 +13,7 @@ pub struct Lease {
     pub grant: u64,
 }
 
-/// One hand-out of a message.
+/// Delivery of a message to a consumer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Delivery {
     pub lease: Lease,

@@ -879,7 +879,7 @@ fn watch_parent(poll: &Poll, pid: u32) -> io::Result<Option<OwnedFd>> {
     let gone = || io::Error::new(io::ErrorKind::NotFound, "it has ended");
     let parent = getppid().filter(|parent| parent.as_raw_pid() as u32 == pid);
     let process = pidfd_open(parent.ok_or_else(gone)?, PidfdFlags::empty())?;
-    // Another process may have got the number in between.
+    // Another process may have taken the number in between.
     getppid()
         .filter(|parent| parent.as_raw_pid() as u32 == pid)
         .ok_or_else(gone)?;

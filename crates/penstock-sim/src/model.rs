@@ -64,7 +64,7 @@ pub struct Model {
     cancelled: BTreeSet<MessageId>,
     sessions: BTreeMap<SessionId, Attendance>,
     pub paused: BTreeSet<String>,
-    /// Queues paused since all was quiet last, so that nothing of them is on its way any more.
+    /// Queues paused since all was quiet last, so that no delivery from them is still on its way.
     still: BTreeSet<String>,
     limits: BTreeMap<String, QueueLimits>,
     pub schedules: Schedules,
@@ -463,7 +463,7 @@ impl Model {
             }
             Op::Delete { key } => {
                 self.values.remove(key);
-                // A job that has failed takes its key again when it is retried, whoever had it since.
+                // A job that has failed takes its key again when it is retried, whichever job had it since.
                 let has_claimed = |item: &&mut Item| item.claim.as_ref() == Some(key);
                 for item in self.items.iter_mut().filter(has_claimed) {
                     if item.may_be_dead() {
@@ -862,7 +862,7 @@ impl Model {
     }
 
     fn arrive(&mut self, id: JoinId, index: u32, succeeded: bool) {
-        // One that has failed hears of all members: a person may retry those that failed it.
+        // All members report to a failed join: a person may retry those that failed it.
         let join = self.joins.get_mut(&id);
         let Some(join) = join.filter(|join| !join.over || join.has_failed) else {
             return;
@@ -1298,7 +1298,7 @@ impl Model {
     }
 }
 
-/// What a receipt says of one operation.
+/// Outcome of one operation in a receipt.
 #[derive(Clone, Copy)]
 struct Told {
     skipped: bool,

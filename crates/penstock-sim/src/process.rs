@@ -34,7 +34,7 @@ use crate::work::{Author, Habits, TASKS, success};
 const TICK_MS: u64 = 10;
 /// Time that a call of a user's program waits, as a rule.
 const CALL_MS: u64 = 5_000;
-/// Most open calls of a program: a caller does not go on for ever without an answer.
+/// Most open calls of a program: a caller does not go on forever without an answer.
 const CALLS: usize = 32;
 
 pub struct Process {
@@ -68,7 +68,7 @@ impl ValueSink for Watcher {
     fn value(&self, key: Key, _: KeyState) {
         let mut waiting = lock(&self.0);
         let place = waiting.iter().position(|waiting| *waiting == key);
-        waiting.swap_remove(place.expect("a key is told of once"));
+        waiting.swap_remove(place.expect("a key is reported once"));
     }
 
     fn reachable(&self, _: bool) {}
@@ -335,7 +335,7 @@ struct Pool {
     shared_by: usize,
     /// The pool that runs those of its jobs which are to run alone, where a process has several slots.
     alone: Option<usize>,
-    /// It is such a pool.
+    /// Whether its processes are for jobs that run alone.
     is_alone: bool,
     /// Tasks that run here, until the broker is told.
     untold: Option<TaskSelection>,

@@ -134,7 +134,7 @@ impl PageNotes {
     }
 }
 
-/// PageRuns of pages: number of the first page, and number of pages.
+/// Runs of neighbouring pages: number of the first page, and number of pages.
 #[derive(Debug, Default)]
 struct PageRuns(Vec<(u64, u64)>);
 

@@ -19,7 +19,7 @@ pub(crate) enum Ending<'a> {
     Acked { cost_us: Option<u64> },
     /// Its run is over, and something else takes its place.
     Replaced { cost_us: Option<u64> },
-    /// It failed for good; the message stays as a failed job.
+    /// Failed for good; the message stays as a failed job.
     Failed {
         failure: &'a Failing<'a>,
         note: Option<Bytes>,

@@ -356,7 +356,7 @@ fn crashes_are_counted_and_the_last_is_final() {
         a info one                          -> a knows nothing
         ",
     );
-    // Without a result to keep, nothing of it can be seen.
+    // Without a result to keep, its end can't be observed.
     check(
         "
         w hello                             -> w welcome 0

@@ -1,4 +1,4 @@
-//! What a broker refuses or drops for lack of room.
+//! Messages that a broker refuses or drops for lack of room.
 
 use crate::script::{ScriptWorld, check};
 use penstock_broker::BrokerOptions;
@@ -301,7 +301,7 @@ fn a_client_that_asks_for_everything_has_a_bounded_number_on_their_way() {
     );
 }
 
-/// One transaction may bring more than the disk has room for, although there is plenty for transactions that arrive one
+/// A single transaction may bring more than the disk has room for, although there is plenty for transactions that arrive one
 /// by one. If it were accepted, it would use up the reserves for a full disk, and nothing could free any space.
 #[test]
 fn a_transaction_larger_than_the_room_on_the_disk_is_refused_whole() {

@@ -1,4 +1,4 @@
-//! What a transaction does, and when clients see it; sessions that send them.
+//! Effects of a transaction, and when clients see them; sessions that send them.
 
 use crate::script::{check, check_with};
 use penstock_broker::BrokerOptions;

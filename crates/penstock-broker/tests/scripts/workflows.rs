@@ -220,7 +220,7 @@ fn an_errback_without_a_failure_ends_as_not_needed() {
     );
 }
 
-/// It used to report to its joins that it had failed, as a cancelled job does, so that its own errback ran.
+/// A step that is not needed used to report to its joins that it had failed, as a cancelled job does, so its own errback ran.
 #[test]
 fn a_step_that_is_not_needed_has_neither_succeeded_nor_failed() {
     check(
@@ -454,7 +454,7 @@ fn a_workflow_keeps_its_counts_while_the_journal_is_carried_forward() {
     );
 }
 
-/// It has failed as soon as its last step can't run, and ends with the last job that can. It is kept for as long as its
+/// A workflow has failed as soon as its last step can't run, and ends with the last job that can. It is kept for as long as its
 /// failed job.
 #[test]
 fn a_failed_workflow_names_its_blocked_jobs() {
@@ -703,7 +703,7 @@ fn a_step_that_expects_a_failure_runs_when_it_happens() {
     );
 }
 
-/// It ends as not needed, as do all messages that wait for it; messages that are to run in any case do.
+/// An errback ends as not needed, as do all messages that wait for it; messages that run in any case still run.
 #[test]
 fn a_step_that_expects_a_failure_is_not_needed_without_one() {
     for pause in [

@@ -28,7 +28,7 @@ pub struct Arguments {
     /// Reason, shown to clients that wait for the results: at most 200 bytes
     #[arg(long, value_name = "TEXT", default_value = "")]
     reason: String,
-    /// What to do with running jobs: ask their workers to stop them, kill them at once, or leave them alone
+    /// Handling of running jobs: ask their workers to stop them, kill them at once, or leave them alone
     #[arg(long, value_name = "HOW", default_value = "ask")]
     running: Treatment,
     #[command(flatten)]

@@ -69,10 +69,10 @@ struct TimesArguments {
     /// Time zone of the cron line, such as Europe/Paris [default: UTC]
     #[arg(long, value_name = "ZONE")]
     tz: Option<String>,
-    /// What to do at a time when the previous job has not ended: skip, queue, cancel_previous or allow
+    /// Handling of a time at which the previous job has not ended: skip, queue, cancel_previous or allow
     #[arg(long, value_name = "HOW", value_parser = overlap)]
     overlap: Option<Overlap>,
-    /// What to do about times that passed while no broker was running: once, skip or all
+    /// Handling of times that passed while no broker was running: once, skip or all
     #[arg(long, value_name = "HOW", value_parser = catch_up)]
     catchup: Option<CatchUp>,
     /// Maximum age of missed times that are made up for [default: 1h]

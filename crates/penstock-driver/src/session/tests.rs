@@ -844,7 +844,7 @@ fn a_question_is_answered_once_and_on_the_connection_that_it_came_on() {
     assert_eq!(reply(&mut bench, 3, b"that"), "");
     ask(&mut bench, 5, b"where?");
     bench.session.disconnected("test");
-    assert_eq!(bench.session.asks.len(), 0, "nothing of it is left");
+    assert_eq!(bench.session.asks.len(), 0, "no query is left");
     bench.connect(0);
     bench.sent();
     assert_eq!(reply(&mut bench, 5, b"here"), "");

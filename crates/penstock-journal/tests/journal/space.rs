@@ -79,7 +79,7 @@ fn reclaiming_what_is_all_live_ends_after_one_pass() {
         user.drop_oldest();
         user.commit().unwrap();
         passes += 1;
-        assert!(passes < 100, "it would go on for ever");
+        assert!(passes < 100, "it would go on forever");
     }
     assert!(passes > 10);
     user.append_and_commit(900);

@@ -282,7 +282,7 @@ const LIES: [(Feature, &str, &str); 30] = [
         "a_key_is_told_of_when_it_is_there_and_gone_when_it_never_will_be",
         "there never will be one",
     ),
-    (Feature::Purge, "a_purge_cancels", "the key is told of"),
+    (Feature::Purge, "a_purge_cancels", "the key is reported"),
     (
         Feature::Pause,
         "a_paused_queue_hands_out_nothing_until_it_is_resumed",
@@ -326,7 +326,7 @@ const LIES: [(Feature, &str, &str); 30] = [
     (
         Feature::CancelWaiting,
         "a_job_is_cancelled_or_it_is_said_why_not",
-        "the key is told of",
+        "the key is reported",
     ),
     (
         Feature::CancelRunning,

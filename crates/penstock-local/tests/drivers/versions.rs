@@ -126,7 +126,7 @@ fn a_local_broker_that_is_older_gives_way_and_the_worker_keeps_its_lease() {
     assert_eq!(
         plain(first.end_of(result(1))),
         KeyState::Present(value("done")),
-        "and whoever was there before finds the new one"
+        "and earlier clients find the new one"
     );
     assert_eq!(first.broker_pid(), worker.client.broker_pid());
 }

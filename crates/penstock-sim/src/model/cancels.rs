@@ -404,7 +404,7 @@ impl Model {
     pub(super) fn is_of_cancelled_workflow(&self, index: usize) -> bool {
         let item = &self.items[index];
         let is_cancelled = |id| self.cancelled.contains(&id) && !self.moment.unlisted.contains(&id);
-        // What waited for a failure runs all the same.
+        // Jobs that waited for a failure run anyway.
         item.generation == 0
             && item.when() != Outcome::Failed
             && item.workflow().is_some_and(is_cancelled)

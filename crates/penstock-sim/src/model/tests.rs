@@ -206,7 +206,7 @@ fn what_a_group_holds_waits_for_its_members_until_they_have_ended() {
     assert_eq!(waits(&model), (false, false));
 }
 
-/// Seed 5199 of a soak: a group that puts up with a failure went on without a group within it, of which a person retried
+/// Seed 5199 of a soak: a group that tolerates a failure went on without a group within it, of which a person retried
 /// the failed job later.
 #[test]
 fn a_group_may_have_gone_on_without_what_was_retried_within_another() {

@@ -119,7 +119,7 @@ impl World<'_> {
         for id in &ids {
             let state = told
                 .get(id)
-                .ok_or_else(|| format!("nobody was told of {id:?}"))?;
+                .ok_or_else(|| format!("no client was told about {id:?}"))?;
             self.checker.result_is_right(id, state, has_evicted)?;
         }
         Ok(())
