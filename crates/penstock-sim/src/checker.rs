@@ -1,9 +1,9 @@
-//! Sees all that enters and leaves the broker, and holds it against the model.
+//! Observes everything that enters and leaves the broker, and checks it against the model.
 //!
 //! Order of events: the world reports the bytes that the broker has read, then those that it sent. A transaction
-//! counts from the moment it is decided; the checker asks the broker for the decision, and the model
-//! judges it. A crash takes back a suffix of them: the checker asks again which are left, sees that
-//! nothing confirmed is missing, and replays the whole story to the model without the rest.
+//! counts from the moment it is decided: the checker asks the broker for the decision, and the model judges it. A
+//! crash takes back a suffix of the decisions. The checker then asks again which ones are left, checks that nothing
+//! confirmed is missing, and replays the story to the model without the lost ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -32,19 +32,19 @@ use schedules::Looks;
 use story::Event;
 use waits::Waits;
 
-/// Ways in which the broker ended.
+/// Ways in which the broker can die.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Crash {
-    /// Written bytes stay.
+    /// Written bytes survive.
     Killed,
-    /// Only synced bytes stay for certain.
+    /// Only synced bytes are certain to survive.
     PowerCut,
     /// The process exited after a failed write or sync, which may have taken other writes with it.
     DiskFailed,
 }
 
-/// Milliseconds by which brokers that died one after the other may be late, since the journal has the difference
-/// of the clocks to a tenth of a second.
+/// Milliseconds by which the clocks of successive brokers may lag, since the journal stores the difference of the
+/// clocks to a tenth of a second.
 const CLOCKS_DIFFER_BY_MS: u64 = 10_000;
 
 #[derive(Default)]
@@ -52,55 +52,55 @@ pub struct Checker {
     pub model: Model,
     /// Limits of the broker.
     pub options: BrokerOptions,
-    /// Model as it was when the story begins: at a quiet moment, or when a broker had recovered. No
-    /// crash takes back earlier decisions.
+    /// Model at the start of the story: at a quiet moment, or right after a recovery. No crash takes back earlier
+    /// decisions.
     base: Model,
     base_tx: u64,
     story: Vec<Event>,
-    /// Events of the story, and time, at the last quiet moment that was looked at.
+    /// Number of events in the story, and the time, at the last quiet moment that was checked.
     looked_at: usize,
     looked_ms: u64,
-    /// Transactions by number; the model knows them by it, too.
+    /// Transactions by number, as in the model.
     txs: BTreeMap<u64, Decided>,
     by_seq: BTreeMap<(SessionId, u64), u64>,
     told: u64,
-    /// Number up to which all transactions are on disk for certain.
+    /// Number up to which all transactions are certainly on disk.
     safe_through: u64,
-    /// Sessions that were forgotten and came back, with the last number they had used before.
+    /// Sessions that were forgotten and reopened, with the last transaction number they had used before.
     reopened: BTreeMap<SessionId, u64>,
     /// Readers of the bytes that each connection carries to the broker.
     hearings: BTreeMap<ConnId, Hearing>,
     views: BTreeMap<ConnId, View>,
-    /// The connection of each session that the broker serves.
+    /// Connection of each session that the broker serves.
     current: BTreeMap<SessionId, ConnId>,
-    /// Deliveries of this call, to be sorted by grant: the order in which they were decided.
+    /// Deliveries of this call, to be sorted by grant, which is the order in which they were decided.
     deliveries: Vec<(SessionId, Delivery)>,
-    /// Places in the model of messages that were ready when all was quiet, and have not moved since.
+    /// Places in the model of messages that were ready at the last quiet moment and have not moved since.
     ready: Vec<usize>,
     /// Messages that a job has waited for.
     awaited: BTreeSet<MessageId>,
     waits: Waits,
     longest_heartbeat_ms: u64,
-    /// Sum of the clock's steps, back and forth, since the journal last learned how the wall's clock and the
-    /// steady one differ.
+    /// Sum of the wall clock's steps, in both directions, since the journal last recorded its difference to the steady
+    /// clock.
     wall_was_set_by_ms: u64,
-    /// Whether the journal knows this start of the machine, whose clock nobody can set.
+    /// Whether the journal has recorded this boot of the machine, whose clock nobody can set.
     knows_boot: bool,
     /// Whether a broker of this run has dropped failed jobs.
     has_dropped_failed: bool,
-    /// Sessions that came back after so long that the broker may have forgotten them.
+    /// Sessions that were away for so long that the broker may have forgotten them before they came back.
     maybe_forgotten: BTreeSet<SessionId>,
-    /// Schedules as they were when they were last looked at, and when all was quiet last.
+    /// Schedules as of the last check, and as of the last quiet moment.
     looks: Looks,
     base_looks: Looks,
-    /// Jobs of schedules that a crash may take back: they were made since all was quiet last.
+    /// Jobs of schedules that a crash may take back, since they were created after the last quiet moment.
     unsafe_jobs: BTreeSet<MessageId>,
     pub counts: Counts,
-    /// Story of the model in words, for a person who reads along.
+    /// Story of the model in words, for people who follow along.
     pub words: Option<Vec<String>>,
 }
 
-/// Counts of what a run has met, to see that it met anything.
+/// Counts of what a run covered, which prove that it covered anything.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counts {
     pub applied: u64,
@@ -114,9 +114,9 @@ pub struct Counts {
     pub order_checks: u64,
     /// Orders to stop a job.
     pub orders: u64,
-    /// Waits that were refused, since they would have been in a circle.
+    /// Waits that were refused because they would have closed a circle.
     pub circles: u64,
-    /// Operations that were skipped for a key, and whose answer names its owner.
+    /// Operations that were skipped because of a key, and whose answer names the key's owner.
     pub owners: u64,
     /// Jobs of schedules.
     pub scheduled: u64,
@@ -147,9 +147,9 @@ struct Decided {
     tx: Tx,
     receipt: Receipt,
     moment: Moment,
-    /// Position of its record in the journal, or, when the broker read more at once, of one before.
+    /// Position of its record in the journal, or of an earlier record if the broker read several at once.
     position: u64,
-    /// Whether the broker has confirmed it, or has shown its effect.
+    /// Whether the broker has confirmed it or shown its effect.
     is_public: bool,
 }
 
@@ -158,7 +158,7 @@ struct View {
     session: SessionId,
     decoder: Decoder<ToClient>,
     consumers: BTreeMap<u32, ConsumerView>,
-    /// Leases whose jobs it was ordered to stop.
+    /// Leases whose jobs the worker was ordered to stop.
     orders: BTreeSet<Lease>,
 }
 
@@ -172,7 +172,7 @@ impl Checker {
 
     // --- what the broker hears
 
-    /// Notes that the wall's clock was set, forth or back.
+    /// Notes that the wall clock was set, forward or back.
     pub fn wall_was_set(&mut self, by_ms: u64) {
         self.wall_was_set_by_ms += by_ms;
     }
@@ -183,13 +183,13 @@ impl Checker {
         }
         self.model.advance(now);
         match self.story.last_mut() {
-            // Of a while in which nothing happened and no clock was set, the end is enough.
+            // Only the end matters of a period in which nothing happened and no clock was set.
             Some(Event::Time(before)) if before.is_as_far_apart_as(now) => *before = now,
             _ => self.story.push(Event::Time(now)),
         }
     }
 
-    /// Looks which deadlines of workflows have come: only the broker knows when it has looked at its clocks.
+    /// Checks which deadlines of workflows have passed: only the broker knows when it looked at its clocks.
     pub fn look_at_deadlines(&mut self, broker: &Broker) -> Verdict {
         for workflow in self.model.deadlines() {
             if !broker.workflow_is_overdue(&workflow) {
@@ -288,7 +288,7 @@ impl Checker {
         if let Some(number) = self.by_seq.get(&(session, seq)) {
             let before = &self.txs[number].receipt;
             let is_same = *before == receipt;
-            // One that was away for too long is new, and so is what it sends again.
+            // A session that was away for too long is new, and so is everything that it sends again.
             if !is_same && self.maybe_forgotten.contains(&session) {
                 self.by_seq.remove(&(session, seq));
                 return self.decided(session, seq, durability, tx, broker);
@@ -326,12 +326,12 @@ impl Checker {
         self.tell(Event::Decided(self.told))
     }
 
-    /// Asks the broker for what no client can know of the moment of a decision.
+    /// Asks the broker for facts about the moment of a decision that no client can know.
     fn moment(&self, tx: &Tx, broker: &Broker) -> Moment {
         let cancels_many = |op: &Op| match op {
             Op::Cancel { target, .. } => match target {
                 Target::Filter(_) => true,
-                // A group runs in its place.
+                // A group runs in place of the job.
                 Target::Job(id) => self.model.with_id(*id).next().is_none(),
             },
             _ => false,
@@ -370,7 +370,7 @@ impl Checker {
         let is_unlisted = |id: &MessageId| broker.workflow(id).is_none();
         moment.unlisted = workflows.filter(is_unlisted).collect();
         if tx.ops.iter().any(cancels_many) {
-            // All of them: where a crash takes back the end of the story, more are live when it is told again.
+            // Includes all items: after a crash takes back the end of the story, more of them are live in the replay.
             let items = self.model.items.iter();
             let ids: BTreeSet<MessageId> = items.map(|item| item.message.id).collect();
             let unlisted = moment.unlisted;
@@ -380,7 +380,7 @@ impl Checker {
         moment
     }
 
-    /// Asks the broker for what it knows of these messages.
+    /// Asks the broker for its knowledge of these messages.
     fn moment_of(ids: &BTreeSet<MessageId>, broker: &Broker) -> Moment {
         let that = |is: fn(&Broker, &MessageId) -> bool| {
             ids.iter().copied().filter(|id| is(broker, id)).collect()
@@ -410,8 +410,8 @@ impl Checker {
         Ok(())
     }
 
-    /// Puts messages back that were handed out over this connection and have not left. Meanwhile others
-    /// behind it may have been handed out, whose deliveries leave when their bodies are there: after this.
+    /// Returns messages that were handed out over this connection but whose deliveries have not left. Messages behind
+    /// them may have been handed out too; those deliveries leave once their bodies are read, which is after this.
     fn takes_back(&mut self, conn: ConnId) {
         self.waits.closed(conn);
         let Some(view) = self.views.get(&conn) else {
@@ -426,7 +426,7 @@ impl Checker {
 
     // --- what the broker says
 
-    /// Handles bytes on their way out.
+    /// Handles bytes that the broker sent.
     pub fn sent(&mut self, conn: ConnId, bytes: &[u8]) -> Verdict {
         let Some(view) = self.views.get_mut(&conn) else {
             return Ok(());
@@ -509,7 +509,7 @@ impl Checker {
         Ok(())
     }
 
-    /// Checks an order to stop a job: somebody must have asked for it.
+    /// Checks an order to stop a job: somebody must have requested it.
     fn ordered(&mut self, conn: ConnId, order: &CancelOrder) -> Verdict {
         self.counts.orders += 1;
         let lease = order.lease;
@@ -522,7 +522,7 @@ impl Checker {
         Ok(())
     }
 
-    /// Checks that all who run jobs that they were asked to stop have heard of it.
+    /// Checks that every session with a running job that is to stop has received the order.
     fn orders_have_come(&self) -> Verdict {
         let live = self
             .model
@@ -596,7 +596,7 @@ impl Checker {
         self.model.shown(key, value.status, &value.body)
     }
 
-    /// Ends a call: the broker has sent all that it had to send for now.
+    /// Ends a call: the broker has sent everything that it had to send for now.
     pub fn end_of_call(&mut self, broker: Option<&Broker>) -> Verdict {
         self.has_dropped_failed |= broker.is_some_and(Broker::has_dropped_failed);
         let mut deliveries = std::mem::take(&mut self.deliveries);
@@ -617,10 +617,10 @@ impl Checker {
         Ok(())
     }
 
-    /// Checks the order of a delivery. No message that was ready before it, of the same queue and of a higher
-    /// priority or of the same priority and task, may still be there, unless it was handed out before: then its
-    /// delivery waits for its body to be read. What jobs wait for may go before others of its priority, and so may
-    /// members of groups that it is held by.
+    /// Checks the order of a delivery. No earlier ready message of the same queue may still be there that has a higher
+    /// priority, or the same priority and task. The exception is a message that was handed out before and whose
+    /// delivery waits for its body to be read. Jobs that other jobs wait for may precede others of their priority, and
+    /// so may members of groups that hold it.
     fn in_turn(
         &mut self,
         (session, consumer): (SessionId, u32),
@@ -668,8 +668,8 @@ impl Checker {
         }
     }
 
-    /// Compares failed jobs. No worker is ever given one, so its failure is only seen by looking. No decision
-    /// of the broker may be on its way to the disk, or a crash may take back what is seen here.
+    /// Compares failed jobs. No worker ever gets one, so its failure shows only in a query. No decision of the broker
+    /// may be on its way to the disk, because a crash could take back what this check sees.
     pub fn look_at_failed(&mut self, broker: &Broker) -> Verdict {
         let unsettled = self
             .model
@@ -686,7 +686,8 @@ impl Checker {
         Ok(())
     }
 
-    /// Checks that failed jobs are kept until their limits are reached, and no longer, and that the oldest go first.
+    /// Checks that failed jobs are kept until their limits are reached and no longer, and that the oldest are dropped
+    /// first.
     fn failed_are_kept(&self, broker: &Broker) -> Verdict {
         let (status, limits, now) = (broker.status(), &self.options, self.model.now);
         let has_steps = status.space == Space::Plenty;
@@ -731,7 +732,7 @@ impl Checker {
         }
     }
 
-    /// Checks how far cancellations by filter have come at a quiet moment; true: one is not over.
+    /// Checks the progress of cancellations by filter at a quiet moment; true: one has not finished.
     fn operations_are_right(&self, broker: &Broker) -> Result<bool, String> {
         let mut goes_on = false;
         for number in self.model.operations() {
@@ -749,8 +750,9 @@ impl Checker {
         Ok(goes_on)
     }
 
-    /// Checks a quiet moment: all is written, synced and sent, and nothing is on its way. Of moments between which only time
-    /// has passed it looks at one a second: a job that waits for a minute at the end of a run has hundreds of them.
+    /// Checks a quiet moment: everything is written, synced and sent, and nothing is on its way. Of the moments between
+    /// which only time passed, it checks one a second: a job that waits for a minute at the end of a run has hundreds
+    /// of them.
     pub fn quiet(&mut self, broker: &Broker) -> Verdict {
         let now_ms = self.model.now.steady;
         let since = self.story.get(self.looked_at..).unwrap_or_default();
@@ -783,14 +785,14 @@ impl Checker {
         self.schedules_are_safe();
         self.wall_was_set_by_ms = 0;
         self.knows_boot = true;
-        // As many events as there are items to copy for the next story.
+        // The limit is as many events as there are items to copy for the next story.
         if self.story.len() > story::IS_LONG.max(self.model.items.len()) {
             self.begin_story();
         }
         let now = self.model.now;
         let items = &self.model.items;
-        // A message that may be delivered only once leaves when its grant is on disk, so after others;
-        // and one whose workers may have died once too often may have failed.
+        // A message that may be delivered only once leaves after its grant is on disk, so others may precede it. A
+        // message whose workers may have died too often may have failed.
         let is_candidate = |index: &usize| {
             let item = &items[*index];
             item.in_order

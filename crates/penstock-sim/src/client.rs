@@ -1,4 +1,4 @@
-//! Defines the interface between the world and its clients of either kind.
+//! Defines the interface between the world and both kinds of clients.
 //!
 //! [`crate::wild::Wild`] speaks the protocol by hand and does things that no driver would do.
 //! [`crate::process::Process`] consists of the driver's own session and the worker's own policy.
@@ -56,7 +56,7 @@ pub trait Client {
 
     fn drop_habit(&mut self, name: &str);
 
-    /// Learns of some running jobs, since it may want to cancel one.
+    /// Learns of some running jobs, one of which it may want to cancel.
     fn sees_running(&mut self, running: Vec<MessageId>);
 
     fn as_wild(&mut self) -> Option<&mut Wild> {

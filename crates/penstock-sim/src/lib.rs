@@ -1,9 +1,9 @@
 //! Runs the product's crates under a seeded clock, disk and network: one seed replays any failure.
 //!
-//! [`world`] drives the server's own [`penstock_server::Engine`] and lets everything go wrong that can. Half of
-//! its [`client`]s are a [`process`] such as users run, with the driver's own session and the worker's own
-//! policy. The others are [`wild`] and do things that no driver would do. [`checker`] reads all bytes and
-//! compares them with [`model`], which learns of the decisions and knows the allowed outcomes.
+//! [`world`] drives the server's own [`penstock_server::Engine`] and injects every fault it can. Half of its
+//! [`client`]s are [`process`]es like those of users, with the driver's own session and the worker's own policy. The
+//! others are [`wild`] and do things that no driver would do. [`checker`] reads all bytes and compares them with
+//! [`model`], which learns of the decisions and knows the allowed outcomes.
 
 pub mod checker;
 pub mod client;

@@ -117,7 +117,7 @@ fn show(seed: u64, without: &Without) -> Option<Outcome> {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(shown)).ok()
 }
 
-/// Prints a line for each seed, which is the same at any time and on any machine.
+/// Prints a line for each seed that is the same at any time and on any machine.
 fn hashes(seeds: u64) -> ExitCode {
     for seed in 1..=seeds {
         let outcome = run_without_panic(seed, &Without::default());

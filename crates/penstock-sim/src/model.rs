@@ -1,9 +1,8 @@
-//! The duties of a broker, told once more and as simply as possible: no indexes, no records, no
-//! connections. The model follows the real one step by step, so it learns of the decisions and judges
-//! whether they may be.
+//! The duties of a broker, stated a second time and as simply as possible: no indexes, no records, no connections. The
+//! model follows the real broker step by step, so it learns of the decisions and judges whether they are allowed.
 //!
-//! If nobody outside can know (a lease whose session has gone, a message that a crash may have
-//! handed out unseen) the model is in doubt, and the next thing it sees resolves the doubt.
+//! Some facts cannot be known from outside, such as a lease whose session has gone, or a message that was handed out
+//! unseen before a crash. The model is then in doubt, and its next observation resolves the doubt.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -31,62 +30,63 @@ pub use item::{End, Failed, Item, Moment, Run, State, Stored, Time};
 use objections::{Named, Objection};
 pub use schedules::{ScheduleModel, Schedules};
 
-/// Fault in words; nothing when all is well.
+/// Description of a fault, or nothing if there is none.
 pub type Verdict = Result<(), String>;
 
 #[derive(Clone, Debug, Default)]
 pub struct Model {
     pub items: Vec<Item>,
-    /// Places of items that have not ended, and of some that have.
+    /// Places of items that have not ended, and of some that have ended.
     pub live: Vec<usize>,
     by_id: BTreeMap<MessageId, Vec<usize>>,
     by_member: BTreeMap<(JoinId, u32), Vec<usize>>,
     values: BTreeMap<Key, Stored>,
-    /// Results of jobs that were retried since all was quiet last: they may still be on their way to a watcher.
+    /// Results of jobs that were retried since the last quiet moment: they may still be on their way to a watcher.
     on_their_way: BTreeMap<Key, Stored>,
-    /// Results of jobs that were cancelled with many just as a failed group blocked them, or was retried: the broker does that in
-    /// steps, so they may have been cancelled first, or after.
+    /// Results that may be either of two. A bulk operation cancelled these jobs just as a failed group blocked them or
+    /// was retried. The broker works in steps, so the cancellation may have come first or second.
     either: BTreeSet<Key>,
-    /// Places of items that a failed group had blocked when they were cancelled with many, since all was quiet last.
+    /// Places of items that were blocked by a failed group when a bulk operation cancelled them, since the last quiet
+    /// moment.
     ending_blocked: BTreeSet<usize>,
-    /// Time of the last quiet moment. Values whose time was over by then are gone.
+    /// Time of the last quiet moment. Values that had expired by then are gone.
     quiet_ms: u64,
     joins: BTreeMap<JoinId, JoinModel>,
-    /// Joins by their places in others.
+    /// Joins by their places in other joins.
     by_place: BTreeMap<(JoinId, u32), JoinId>,
-    /// Job whose place the transaction at hand gives to another step.
+    /// Job whose place the current transaction assigns to another step.
     replaced: Option<Replaced>,
     /// Workflows that were opened.
     pub workflows: BTreeSet<MessageId>,
-    /// Deadlines of workflows that have not come, as far as anybody has seen.
+    /// Deadlines of workflows that have not passed, as far as anybody has seen.
     deadlines: BTreeMap<MessageId, When>,
     /// Workflows that were cancelled as a whole.
     cancelled: BTreeSet<MessageId>,
     sessions: BTreeMap<SessionId, Attendance>,
     pub paused: BTreeSet<String>,
-    /// Queues paused since all was quiet last, so that no delivery from them is still on its way.
+    /// Queues paused since before the last quiet moment, so that no delivery from them is still on its way.
     still: BTreeSet<String>,
     limits: BTreeMap<String, QueueLimits>,
     pub schedules: Schedules,
-    /// Jobs that schedules have made. A group may have the id of one by now.
+    /// Jobs that schedules have created. A group may have taken over the id of one.
     scheduled: BTreeSet<MessageId>,
-    /// Names of schedules that were removed at some time.
+    /// Names of schedules that have been removed at least once.
     was_unscheduled: BTreeSet<ScheduleName>,
     places: u64,
     pub now: Time,
-    /// Whether the wall was set while nobody could tell the steady clock: times on it mean little.
+    /// Whether the wall clock was set while nobody knew the steady clock, so that steady times mean little.
     pub clock_is_doubtful: bool,
-    /// Most milliseconds by which the broker's steady clock may be ahead then, or behind.
+    /// Maximum milliseconds by which the broker's steady clock may then be ahead or behind.
     pub clock_is_off_by_ms: u64,
-    /// Whether steps are replayed after a crash: any that no longer fit are passed over.
+    /// Whether steps are replayed after a crash: steps that no longer fit are skipped.
     pub lenient: bool,
-    /// Moment at which the transaction at hand was decided.
+    /// Moment at which the current transaction was decided.
     moment: Moment,
-    /// Earliest time of the end at hand, if somebody may have been late to see it.
+    /// Earliest time of the current end, if somebody may have observed it late.
     ended_at: Option<u64>,
-    /// Cancellations by filter that were not over when all was quiet last.
+    /// Cancellations by filter that had not finished at the last quiet moment.
     operations: Vec<Operation>,
-    /// Every hand-out that anybody ever saw, and what it gave to run, whatever crashes have undone since.
+    /// Every observed hand-out, with the work that it gave, whatever crashes have undone since.
     pub seen: BTreeMap<(Lease, SessionId), Run>,
 }
 
@@ -110,7 +110,7 @@ impl Model {
                 && let Some(attendance) = self.sessions.get(&session)
                 && attendance.is_over(now)
             {
-                // A story that is told again does not stop at each time that nothing happened.
+                // A replayed story does not stop at every moment at which nothing happened.
                 if item.crashes.0 == item.crashes.1 {
                     item.lost_at = attendance.ends_at().unwrap_or(now.steady);
                 }
@@ -120,8 +120,8 @@ impl Model {
         }
     }
 
-    /// Notes a quiet moment: all is written, synced and sent, so there is no doubt about things on their way.
-    /// `goes_on`: whether an operation on many jobs is not over, since the disk is full.
+    /// Notes a quiet moment: everything is written, synced and sent, so nothing on its way leaves a doubt. `goes_on`:
+    /// an operation on many jobs has not finished, because the disk is full.
     pub fn quiet(&mut self, goes_on: bool) {
         let now = self.now.steady;
         self.still.clone_from(&self.paused);
@@ -235,7 +235,7 @@ impl Model {
                     .into_iter()
                     .all(|earlier| !matches!(earlier, Objection::Surely(_)));
                 let is_right = match &objections[*op as usize] {
-                    // How full the disk is, its reserves say, and not what is held.
+                    // The disk's reserves say how full it is; the stored messages do not.
                     Objection::None | Objection::Perhaps(_) if *why == Refusal::DiskFull => {
                         let is_new = matches!(
                             tx.ops[*op as usize],
@@ -248,7 +248,7 @@ impl Model {
                         is_new && !tx.ops.iter().any(Op::is_settlement)
                     }
                     Objection::None => false,
-                    // Where nobody can tell whether it has failed, nobody can tell why it can't be retried.
+                    // If nobody knows whether it has failed, nobody knows why it can't be retried.
                     Objection::Perhaps(Refusal::NoSuchJob)
                     | Objection::Surely(Refusal::NoSuchJob) => match (why, &tx.ops[*op as usize]) {
                         (
@@ -301,14 +301,14 @@ impl Model {
         }
     }
 
-    /// Notes that messages may have been dropped from a queue, whose limits say so, for one that has come. Those at
-    /// the `spared` places have not: they could not be refused, so they are not dropped for themselves.
+    /// Notes that messages may have been dropped from a full queue to make room for a new one. Messages at the `spared`
+    /// places were not: they could not be refused, so they are not dropped for each other.
     fn may_drop(&mut self, queue: &str, spared: &Range<usize>) {
         let drops = |limits: &QueueLimits| limits.overflow == Overflow::DropOldest;
         if !self.limits.get(queue).is_some_and(drops) || !self.may_overflow(queue, 0) {
             return;
         }
-        // One that is dropped may be the last member of a group, which releases others, which may be dropped.
+        // A dropped message may be the last member of a group, which releases others, which may be dropped in turn.
         let mut goes_on = true;
         while std::mem::take(&mut goes_on) {
             for index in self.live.clone() {
@@ -324,7 +324,7 @@ impl Model {
         }
     }
 
-    /// Whether it may be in its queue, and run by nobody.
+    /// Whether it may be in its queue, without a running attempt.
     fn may_wait(&self, index: usize) -> bool {
         match self.items[index].state {
             State::Waiting | State::Adrift { .. } => true,
@@ -463,7 +463,7 @@ impl Model {
             }
             Op::Delete { key } => {
                 self.values.remove(key);
-                // A job that has failed takes its key again when it is retried, whichever job had it since.
+                // A retried failed job reclaims its key, whichever job has had the key since.
                 let has_claimed = |item: &&mut Item| item.claim.as_ref() == Some(key);
                 for item in self.items.iter_mut().filter(has_claimed) {
                     if item.may_be_dead() {
@@ -681,13 +681,13 @@ impl Model {
         self.live.push(self.items.len());
         self.items.push(item);
         if is_late && let Some(item) = self.items.last_mut() {
-            // Unless the broker had forgotten the workflow.
+            // This has no effect if the broker had forgotten the workflow.
             item.purged = true;
             item.end_is_unsure = true;
         }
     }
 
-    /// Ends a job whose place another step takes: false if it was cancelled instead, and nothing else is done.
+    /// Ends a job whose place another step takes. Returns false, and does nothing else, if the job was cancelled.
     fn replace(&mut self, session: SessionId, lease: &Lease) -> bool {
         let live = |index: &usize| !matches!(self.items[*index].state, State::Ended(_));
         let holder = self.holder(lease, session).map(|(index, _)| index);
@@ -715,14 +715,14 @@ impl Model {
             claim_is_unsure: item.claim_is_unsure,
             generation: item.generation,
         });
-        // From here on the id is another one's.
+        // From here on, the id belongs to another job.
         if let Some(copies) = self.by_id.get_mut(&lease.message) {
             copies.retain(|copy| *copy != index);
         }
         true
     }
 
-    /// Whether nobody has seen the join to be over. (An item that it holds may have ended in another way before.)
+    /// Whether nobody has observed the end of the join. (An item that it holds may have ended in another way before.)
     fn is_open(&self, join: JoinId) -> bool {
         self.joins.get(&join).is_some_and(|join| !join.over)
     }
@@ -740,14 +740,14 @@ impl Model {
         is_there && item.ending().is_none() && !self.clock_is_doubtful
     }
 
-    /// Returns some messages that run.
+    /// Returns some running messages.
     pub fn running(&self, most: usize) -> Vec<MessageId> {
         let live = self.live.iter().map(|index| &self.items[*index]);
         let running = live.filter(|item| matches!(item.state, State::Leased { .. }));
         running.map(|item| item.message.id).take(most).collect()
     }
 
-    /// Finds a copy that has failed, or that has if this was applied.
+    /// Finds a copy that has failed, or must have failed if the current operation was applied.
     fn failed_copy(&mut self, id: MessageId) -> Option<usize> {
         let copies = self.by_id.get(&id)?.clone();
         let failed = copies.iter().find(|index| self.items[**index].has_failed());
@@ -763,7 +763,7 @@ impl Model {
         Some(index)
     }
 
-    /// Makes it wait once more, at the end of its queue, with its attempts and notes.
+    /// Returns a failed message to the end of its queue, with its attempts and notes.
     fn retry(&mut self, number: u64, id: MessageId, queue: Option<&str>) {
         let Some(index) = self.failed_copy(id) else {
             return;
@@ -811,7 +811,7 @@ impl Model {
         }
     }
 
-    /// Has a join wait again for a member that had failed, and with it all that it had blocked.
+    /// Makes a join wait again for a member that had failed, and restores everything that the join had blocked.
     fn revive_member(&mut self, place: Member) {
         let id = place.join;
         let may_have_gone_on = self.may_be_released(id);
@@ -862,7 +862,7 @@ impl Model {
     }
 
     fn arrive(&mut self, id: JoinId, index: u32, succeeded: bool) {
-        // All members report to a failed join: a person may retry those that failed it.
+        // All members report to a failed join, because a person may retry the members that failed it.
         let join = self.joins.get_mut(&id);
         let Some(join) = join.filter(|join| !join.over || join.has_failed) else {
             return;
@@ -880,7 +880,7 @@ impl Model {
         }
     }
 
-    /// Releases or blocks what a join holds, and tells the joins that it is a member of.
+    /// Releases or blocks the messages that a join holds, and notifies the joins of which it is a member.
     fn end_join(&mut self, id: JoinId, failed: bool) {
         let Some(join) = self.joins.get_mut(&id) else {
             return;
@@ -890,7 +890,7 @@ impl Model {
         let (then, outcome) = (join.then.clone(), join.outcome.clone());
         let before = self.ended_at;
         if failed {
-            // Another one, which nobody has seen, may have come first.
+            // Another end, which nobody observed, may have come first.
             self.ended_at = before.into_iter().chain(self.may_be_over_since(id)).min();
         }
         for index in self.live.clone() {
@@ -907,12 +907,12 @@ impl Model {
             };
             match self.items[index].ending() {
                 None => {
-                    // What is blocked frees its key, and takes it no more when it is retried.
+                    // A blocked message frees its key, and does not reclaim it when it is retried.
                     self.items[index].claim = None;
                     self.end(index, end);
                 }
                 Some(_) => {
-                    // It may have ended before that, or been blocked and so not end in another way.
+                    // It may have ended before that; or it was blocked and so does not end in another way.
                     self.items[index].purged = true;
                     self.items[index].end_is_unsure = true;
                     self.items[index].claim_is_unsure = true;
@@ -938,7 +938,7 @@ impl Model {
         self.ended_at = before;
     }
 
-    /// Returns the earliest time at which a member of the join has ended of whose end nobody knows, if one may have.
+    /// Returns the earliest time at which a member of the join may have ended unobserved, if one may have.
     fn may_be_over_since(&self, id: JoinId) -> Option<u64> {
         let join = self.joins.get(&id)?;
         let missing = (0..join.count).filter(|index| !join.arrived.contains(index));
@@ -956,7 +956,7 @@ impl Model {
         ended.min()
     }
 
-    /// Returns the milliseconds by which somebody may be late to see the end at hand.
+    /// Returns the milliseconds by which the current end may have been observed late.
     fn late_ms(&self) -> u64 {
         let now = self.now.steady;
         now - self.ended_at.map_or(now, |at| at.min(now))
@@ -973,7 +973,7 @@ impl Model {
         self.finish(index, end);
     }
 
-    /// Ends an item in any way, and reports it to the join that it is a member of.
+    /// Ends an item in any way, and reports the end to the join of which it is a member.
     fn finish(&mut self, index: usize, end: End) {
         self.items[index].state = State::Ended(end);
         if let Some(Member { join, index }) = self.items[index].member() {
@@ -981,7 +981,7 @@ impl Model {
         }
     }
 
-    /// Whether the members of a join that have not been seen to end may all have ended, or had before a retry.
+    /// Whether the unobserved members of a join may all have ended, now or before a retry.
     fn may_be_released(&self, id: JoinId) -> bool {
         let Some(join) = self.joins.get(&id).filter(|join| !join.over) else {
             return false;
@@ -989,14 +989,14 @@ impl Model {
         if join.may_have_gone_on {
             return true;
         }
-        // One that succeeds is seen to: these can only have failed.
+        // A success is always observed, so these members can only have failed.
         let mut missing = (0..join.count).filter(|index| !join.arrived.contains(index));
         let failures = u64::from(join.failures) + missing.clone().count() as u64;
         failures <= u64::from(join.policy.max_failures())
             && missing.all(|index| self.may_have_ended(id, index))
     }
 
-    /// Whether the join that holds this item may have released it: for a failure, if that is what it waits for.
+    /// Whether the join that holds this item may have released it: for a failure, if the item waits for one.
     fn may_let_go(&self, index: usize) -> bool {
         let item = &self.items[index];
         match (&item.state, item.when()) {
@@ -1009,7 +1009,7 @@ impl Model {
         }
     }
 
-    /// Notes that an item was seen to be released. Which of the members have failed its join is seen later.
+    /// Notes that an item was observed to be released. Which members have failed the join is observed later.
     fn was_let_go(&mut self, index: usize) {
         if let State::Held(join) = self.items[index].state {
             match self.items[index].when() {
@@ -1019,7 +1019,7 @@ impl Model {
         }
     }
 
-    /// Whether a member of a join may have ended badly, so that what the join holds is blocked.
+    /// Whether a member of the join may have failed, so that the join blocks the messages that it holds.
     fn may_have_failed(&self, id: JoinId) -> bool {
         let Some(join) = self.joins.get(&id).filter(|join| !join.over) else {
             return false;
@@ -1052,7 +1052,7 @@ impl Model {
         })
     }
 
-    /// Whether its group may have released it, and nobody have seen that, nor how its workers died.
+    /// Whether its group may have released it, and its workers may have died, all unobserved.
     fn may_have_died_when_released(&self, item: &Item) -> bool {
         match item.state {
             State::Held(join) => {
@@ -1087,7 +1087,7 @@ impl Model {
         Ok(())
     }
 
-    /// Compares the counts of a workflow with its jobs. It is listed at least until it has ended for the first time.
+    /// Compares the counts of a workflow with its jobs. The broker lists a workflow at least until its first end.
     fn workflow_is_right(id: MessageId, jobs: &[&Item], seen: Option<&WorkflowInfo>) -> Verdict {
         let Some(WorkflowInfo { jobs: counts, .. }) = seen else {
             let goes_on = |item: &&&Item| match item.state {
@@ -1095,7 +1095,7 @@ impl Model {
                 State::Waiting => item.ending().is_none() && !item.may_be_dead(),
                 _ => false,
             };
-            // One that has ended, and was forgotten, may have gone on since a person has retried a job.
+            // A workflow that has ended and was forgotten may have resumed because a person retried a job.
             let was_retried = jobs.iter().any(|item| item.generation > 0);
             return match jobs.iter().find(goes_on).filter(|_| !was_retried) {
                 Some(item) => Err(format!(
@@ -1107,7 +1107,7 @@ impl Model {
         };
         let ended = counts.succeeded + counts.failed + counts.cancelled;
         let counted = counts.waiting + counts.running + counts.blocked + ended;
-        // One that was not needed is not counted, and it may have ended otherwise before.
+        // A job that was not needed is not counted, and it may have ended in another way before.
         let waits_for_failure = |item: &&&Item| item.when() == Outcome::Failed;
         let unsure = jobs.iter().filter(waits_for_failure).count() as u64;
         let all = jobs.len() as u64;
@@ -1128,14 +1128,14 @@ impl Model {
         }
     }
 
-    /// Returns the joins that nobody has seen to be over.
+    /// Returns the joins whose end nobody has observed.
     pub fn open_joins(&self) -> Vec<JoinId> {
         let open = self.joins.iter().filter(|(_, join)| !join.over);
         open.map(|(id, _)| *id).collect()
     }
 
-    /// Compares, at a quiet moment, the members of the join that have reported and whether it has failed. Each
-    /// end that is certain must be among them, and none that cannot be.
+    /// Compares, at a quiet moment, the members of the join that have reported, and whether it has failed. Every
+    /// certain end must be among them, and no impossible one.
     pub fn saw_join(&mut self, id: JoinId, seen: Option<&(Vec<u32>, bool)>) -> Verdict {
         let Some(join) = self.joins.get(&id).filter(|join| !join.over) else {
             return Ok(());
@@ -1146,7 +1146,7 @@ impl Model {
             if self.may_be_released(id) {
                 self.was_released(id);
             } else if self.may_have_failed(id) || was_reopened {
-                // The retry may have come when the broker had dropped the group already.
+                // The broker may have dropped the group before the retry.
                 self.was_dropped(id);
             } else {
                 self.fail(format!(
@@ -1172,7 +1172,7 @@ impl Model {
                     "group {id} has heard of member {index}, which has not ended"
                 ))?;
             }
-            // It was not seen to end, so it has not ended well.
+            // Its end was not observed, so it has not succeeded.
             self.ended_at = self.may_be_over_since(id);
             self.arrive(id, *index, false);
             self.ended_at = None;
@@ -1184,7 +1184,8 @@ impl Model {
         }
     }
 
-    /// Drops a join that may have failed: it is there no more, and its messages have ended, or will be told so.
+    /// Drops a join that may have failed: it no longer exists, and its messages have ended or will be reported as
+    /// ended.
     fn was_dropped(&mut self, id: JoinId) {
         if let Some(join) = self.joins.get_mut(&id) {
             join.over = true;
@@ -1202,7 +1203,7 @@ impl Model {
         }
     }
 
-    /// Releases a join: nobody saw its last member end, but the messages that it held are there.
+    /// Releases a join: nobody observed the end of its last member, but its held messages have appeared.
     fn was_released(&mut self, id: JoinId) {
         self.ended_at = self.may_be_over_since(id);
         self.end_join(id, false);
@@ -1239,14 +1240,14 @@ impl Model {
         }
     }
 
-    /// Notes that a message has failed just now.
+    /// Notes that a message has just failed.
     fn saw_failure(&mut self, index: usize) {
         let place = self.next_place();
         let steady_ms = self.now.steady;
         self.items[index].failure = Some(Failed { place, steady_ms });
     }
 
-    /// Notes that this item or another one has killed their worker.
+    /// Notes that this item or another one has killed the worker that ran both.
     fn suspect_item(&mut self, index: usize) {
         let item = &mut self.items[index];
         item.suspects += 1;
@@ -1256,13 +1257,13 @@ impl Model {
         }
     }
 
-    /// Fails a message whose workers have died once too often.
+    /// Fails a message whose workers have died too often.
     fn bury(&mut self, index: usize) {
         self.store_end(index, ValueStatus::Crashed);
         self.finish(index, End::Crashed);
     }
 
-    /// Notes that the broker lists this message among the failed jobs, which may be news.
+    /// Notes that the broker lists this message among the failed jobs, which the model may not have known.
     pub fn has_failed(&mut self, id: MessageId) -> Verdict {
         let copies = self.by_id.get(&id).cloned().unwrap_or_default();
         let is_known = copies.iter().any(|index| self.items[*index].has_failed());
@@ -1306,7 +1307,7 @@ struct Told {
     owner: Option<MessageId>,
 }
 
-/// Returns how often, by its own account, the message was a suspect.
+/// Returns how often the message was a suspect, by its own count.
 fn suspects(message: &Message) -> u8 {
     message.extras.as_ref().map_or(0, |extras| extras.suspects)
 }

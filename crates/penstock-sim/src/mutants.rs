@@ -1,5 +1,5 @@
-//! Measures the strength of the simulator. Plants one bug after the other and counts the seeds until it is
-//! caught. A bug that is not caught shows a hole in the model or in the world.
+//! Measures the strength of the simulator. Plants one bug after another and counts the seeds until it is caught. A bug
+//! that is not caught reveals a hole in the model or in the world.
 
 use std::sync::Mutex;
 use std::time::Instant;
@@ -12,7 +12,7 @@ use crate::world::Without;
 /// Easy bugs are caught within the first seeds, so the hard ones come last.
 const ROUNDS: [u64; 4] = [30, 300, 3_000, 10_000];
 
-/// A bug, and the seed that caught it.
+/// Bug, and the seed that caught it.
 struct Hunt {
     plant: &'static Plant,
     /// Last seed that was run.
@@ -21,8 +21,8 @@ struct Hunt {
     caught: Option<String>,
 }
 
-/// Hunts these bugs (all, when none is named) with seeds from 1 up to `seeds`, and prints a table; true
-/// when all were caught.
+/// Hunts these bugs (all, if none is named) with seeds from 1 up to `seeds`, and prints a table. Returns true if all
+/// were caught.
 pub fn hunt(names: &[&str], seeds: u64) -> bool {
     let start = Instant::now();
     let wanted = |plant: &&Plant| {
@@ -57,7 +57,7 @@ pub fn hunt(names: &[&str], seeds: u64) -> bool {
     missed == 0
 }
 
-/// Each thread takes a bug of its own, so that the first seed to catch it is always the same.
+/// Runs one round. Each thread has one bug at a time, so that the first seed to catch it is always the same.
 fn one_round(hunts: &mut [Hunt], last_seed: u64) {
     let left = Mutex::new(hunts.iter_mut().filter(|hunt| hunt.caught.is_none()));
     let threads = std::thread::available_parallelism().map_or(1, usize::from);

@@ -1,9 +1,9 @@
-//! A process as users run it: the driver's own session, and a worker that decides by the worker's own
-//! policy and inbox. Only their surroundings are simulated: the socket, the clock, the children.
+//! A process like those of users: the driver's own session, and a worker that uses the real worker's policy and inbox.
+//! Only their surroundings are simulated: the socket, the clock, the children.
 //!
-//! Its slots are in pools, as of several kinds: each is a consumer of its own, with its tasks and its credit. The
-//! children here take packets as real ones do: one that is idle claims the oldest packet of its pool, runs its jobs
-//! one by one, and jobs that have not begun when one takes long are taken back.
+//! Its slots are in pools of several kinds, each of which is a consumer with its own tasks and credit. The children
+//! take packets as real ones do. An idle child claims the oldest packet of its pool and runs its jobs one by one. When
+//! a job takes long, the jobs behind it that have not begun are taken back.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -32,15 +32,15 @@ use crate::work::{Author, Habits, TASKS, success};
 
 /// Interval at which the supervisor looks at its packets.
 const TICK_MS: u64 = 10;
-/// Time that a call of a user's program waits, as a rule.
+/// Time that a call of a user's program usually waits.
 const CALL_MS: u64 = 5_000;
-/// Most open calls of a program: a caller does not go on forever without an answer.
+/// Maximum number of open calls of a program: a caller does not continue forever without an answer.
 const CALLS: usize = 32;
 
 pub struct Process {
     is_dead: bool,
     is_connected: bool,
-    /// Time of the steady clock at `base`; the session wants instants.
+    /// Time of the steady clock at `base`, since the session needs instants.
     began_ms: u64,
     base: Instant,
     session: DriverSession,
@@ -53,7 +53,7 @@ pub struct Process {
     worker: Worker,
 }
 
-/// Calls of the user's program that have not ended.
+/// Calls of the user's program that have not finished.
 #[derive(Default)]
 struct Calls {
     open: usize,
@@ -83,7 +83,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Process {
-    /// `slots`: how many each of its pools has.
+    /// Creates a process. `slots`: the number of slots of each pool.
     pub fn new(
         id: SessionId,
         heartbeat_ms: u64,
@@ -118,8 +118,8 @@ impl Process {
         }
     }
 
-    /// Has some jobs of trees wait for the end of their own tree: nearly all of them in a circle. By their ids, so that all
-    /// else is drawn as it would be.
+    /// Makes some jobs of trees wait for the end of their own tree, which nearly always closes a circle. Chosen by id,
+    /// so that all other draws stay the same.
     fn ask_for_roots(&mut self) {
         for job in self.worker.running() {
             let (id, extras) = (job.message.id, job.message.extras.as_ref());
@@ -156,7 +156,7 @@ impl Process {
         self.session.commit(encoded, durability, deadline, done);
     }
 
-    /// Does the work of the driver's thread and of the supervisor's loop until neither has any.
+    /// Does the work of the driver's thread and of the supervisor's loop until neither has any left.
     fn turn(&mut self, rng: &mut Rng, time: Time) {
         loop {
             while let Some(event) = self.session.poll_event() {
@@ -237,12 +237,12 @@ impl Client for Process {
             0 if !self.author.wanted.is_empty() => {
                 let keys = std::mem::take(&mut self.author.wanted);
                 lock(&self.watcher.0).extend(keys.iter().cloned());
-                // At times the user's program is a job, whose body waits for others.
+                // Sometimes the user's program is a job whose body waits for others.
                 let leases = self.worker.inbox.held_leases();
                 let first = leases.iter().map(|lease| lease.message).min();
-                // Each alone, so that one may be refused.
+                // One wait per key, so that each may be refused on its own.
                 for key in keys {
-                    // By its id, so that no seed draws otherwise than without this.
+                    // Chosen by id, so that no seed's draws change because of it.
                     let is_inside = matches!(key, Key::Result(id) if id.0[12] % 3 > 0);
                     let waiter = first.filter(|_| is_inside);
                     let sink = Arc::clone(&self.watcher);
@@ -314,7 +314,7 @@ impl Client for Process {
     }
 }
 
-/// The supervisor's books.
+/// Bookkeeping of the supervisor.
 struct Worker {
     queues: Vec<String>,
     inbox: Arc<Inbox>,
@@ -324,22 +324,22 @@ struct Worker {
     /// Whether some jobs take long.
     may_be_slow: bool,
     is_draining: bool,
-    /// Whether everything is to come to an end.
+    /// Whether everything must finish soon.
     hurries: bool,
 }
 
-/// Slots of one kind, with the children that have them.
+/// Slots of one kind, with the children that own them.
 struct Pool {
     policy: Policy<Delivery>,
-    /// Slots of a process.
+    /// Number of slots of a process.
     shared_by: usize,
-    /// The pool that runs those of its jobs which are to run alone, where a process has several slots.
+    /// Pool for jobs of this one that must run alone, if a process has several slots.
     alone: Option<usize>,
     /// Whether its processes are for jobs that run alone.
     is_alone: bool,
-    /// Tasks that run here, until the broker is told.
+    /// Tasks that run here, until the broker knows them.
     untold: Option<TaskSelection>,
-    /// Packets that are out, in the order in which they were sent.
+    /// Packets that were sent, in that order.
     packets: BTreeMap<u64, Packet>,
     last_packet: u64,
     children: Vec<Option<Running>>,
@@ -353,7 +353,7 @@ struct Packet {
     end: Option<PacketEnd>,
 }
 
-/// How fast jobs are at this time.
+/// Current speed of jobs.
 #[derive(Clone, Copy)]
 struct Pace {
     time: Time,
@@ -373,7 +373,7 @@ struct Running {
 
 impl Worker {
     fn new(slots: &[usize], queues: Vec<String>, may_be_slow: bool) -> Self {
-        // A worker of one pool runs any task in it; those of several share the tasks out.
+        // A worker with one pool runs any task in it; several pools divide the tasks among themselves.
         let tasks = |number: usize| match slots.len() {
             1 => TaskSelection::Any,
             pools => {
@@ -443,7 +443,7 @@ impl Worker {
                 self.give_back(waiting);
             }
         }
-        // Children that are quick want more.
+        // Fast children want more.
         while self.hand_out(time) {
             self.run_children(author, rng, time);
         }
@@ -463,7 +463,7 @@ impl Worker {
         });
     }
 
-    /// Sends packets to where idle children find them; whether there was any.
+    /// Sends packets to idle children. Returns whether there were any.
     fn hand_out(&mut self, time: Time) -> bool {
         let mut has_any = false;
         for pool in &mut self.pools {
@@ -475,7 +475,7 @@ impl Worker {
         has_any
     }
 
-    /// Asks for as many jobs as there are idle slots of each kind.
+    /// Requests as many jobs as there are idle slots of each kind.
     fn ask(&mut self, session: &mut DriverSession) {
         for number in 0..self.pools.len() {
             if let Some(alone) = self.pools[number].alone {
@@ -515,7 +515,7 @@ impl Worker {
         }
     }
 
-    /// Releases jobs that were cancelled and have not begun; those that have will stop soon.
+    /// Releases cancelled jobs that have not begun; running ones will stop soon.
     fn cancel(&mut self, orders: &[CancelOrder], time: Time) {
         let leases: BTreeSet<Lease> = orders.iter().map(|order| order.lease).collect();
         for number in 0..self.pools.len() {
@@ -564,7 +564,7 @@ impl Worker {
         }
     }
 
-    /// Takes jobs back that wait behind a long one, and hands back those that are too many here.
+    /// Takes back jobs that wait behind a long one, and returns surplus jobs to the broker.
     fn look(&mut self, session: &mut DriverSession, time: Time) {
         self.looks_at_ms = time.steady + TICK_MS;
         for number in 0..self.pools.len() {
@@ -604,7 +604,7 @@ impl Worker {
 impl Pool {
     fn new(slots: usize, tasks: TaskSelection, may_be_slow: bool) -> Self {
         let mut policy = Policy::default();
-        // Slots of one process each, or two in a process.
+        // One slot or two per process.
         let shared_by = if may_be_slow { 1 } else { 2 };
         policy.set_slots(slots, slots.div_ceil(shared_by));
         Self {
@@ -619,7 +619,7 @@ impl Pool {
         }
     }
 
-    /// A pool for jobs that run alone, one at a time.
+    /// Pool for jobs that run alone, one at a time.
     fn alone() -> Self {
         Self {
             policy: Policy::one_by_one(SeededState::default(), 1),
@@ -629,8 +629,8 @@ impl Pool {
         }
     }
 
-    /// A job waits here only while each child has one. Those that wait in a packet behind a long one are taken back
-    /// at the next look.
+    /// Checks that a job waits here only while each child has one. Jobs that wait in a packet behind a long one are
+    /// taken back at the next look.
     fn assert_nobody_waits(&self) {
         let idle = self.children.iter().filter(|child| child.is_none()).count();
         let waiting = self.policy.waiting();
@@ -656,7 +656,7 @@ impl Pool {
         self.last_packet > before
     }
 
-    /// Forgets jobs whose leases are lost; those that have begun run to their end.
+    /// Forgets jobs whose leases are lost; running ones run to their end.
     fn forget(&mut self, lost: &[Lease]) {
         let held = |job: &Delivery| !lost.contains(&job.lease);
         self.policy.retain(held);
@@ -666,7 +666,7 @@ impl Pool {
         self.end_packets();
     }
 
-    /// Stops jobs soon that run, and returns those that have not begun.
+    /// Stops running jobs soon, and returns those that have not begun.
     fn cancel(&mut self, leases: &BTreeSet<Lease>, time: Time) -> Vec<Delivery> {
         let goes_on = |job: &Delivery| !leases.contains(&job.lease);
         let mut unbegun = self.policy.retain(goes_on);
@@ -686,7 +686,7 @@ impl Pool {
         unbegun
     }
 
-    /// Ends the job that this child is at when its time has come, and begins the next one.
+    /// Ends this child's current job when its time is up, and begins the next one.
     fn run_child(
         &mut self,
         child: usize,
@@ -702,7 +702,7 @@ impl Pool {
                     return;
                 }
                 let (number, cost_ns) = (running.packet, running.cost_ns);
-                // Most stop when they are asked to. Others have just ended, or do not listen.
+                // Most stop when asked to. Others have just ended, or ignore it.
                 let stops = running.is_cancelled && !rng.one_in(3);
                 let task = self.packets[&number].task;
                 let may_die = running.job.is_some() && (self.shared_by > 1 || self.is_alone);
@@ -745,8 +745,8 @@ impl Pool {
         }
     }
 
-    /// Ends the process that this child is a slot of, by the fault of the job in it. The system may say which that was.
-    /// Who is guilty is known here, and the verdict is held against it.
+    /// Ends the process to which this child's slot belongs, through the fault of its job. The system may say which job
+    /// that was. The guilty job is known here, and the verdict is checked against it.
     fn lose_process(&mut self, child: usize, settled: &mut Vec<(Lease, Tx)>, rng: &mut Rng) {
         let first = child / self.shared_by * self.shared_by;
         let last = (first + self.shared_by).min(self.children.len());
@@ -785,7 +785,7 @@ impl Pool {
             job.lease.message
         );
         let took_us = match rng.below(40) {
-            // Longer than any heartbeat: a lease does not end because a job takes long.
+            // Longer than any heartbeat, because a lease does not end just because a job takes long.
             0 if pace.may_be_slow && !pace.hurries => rng.below(20_000_000),
             1..4 if pace.may_be_slow => rng.below(200_000),
             4..8 => rng.below(20_000),
@@ -823,7 +823,7 @@ impl Pool {
         self.policy.set_stuck(stuck);
     }
 
-    /// Forgets packets of which nothing is left.
+    /// Forgets packets that are finished.
     fn end_packets(&mut self) {
         let running: Vec<u64> = self
             .children

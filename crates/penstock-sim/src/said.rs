@@ -1,4 +1,4 @@
-//! Frames of a client, in the nouns of the broker; and their bytes, both ways.
+//! Translates frames of a client to the broker's nouns, and to and from bytes.
 
 use bytes::{Bytes, BytesMut};
 use penstock_message::{Consume, Durability, Key, Lease, MessageId, Op, SessionId, Tx};
@@ -13,13 +13,13 @@ pub struct Said {
     pub hello: Option<Hello>,
     /// Whole transactions, or the last part of one.
     pub commits: Vec<Commit>,
-    /// Parts that come before the last; none counts before that.
+    /// Earlier parts of a transaction; they do not count until the last.
     pub parts: Vec<(u64, Durability, Tx)>,
     pub consumers: Vec<Consumer>,
     pub watch: Vec<Key>,
-    /// Job that waits for these keys, if one does.
+    /// Job that waits for these keys, if any.
     pub waiter: Option<MessageId>,
-    /// Keys that `waiter` waits for no longer, and those that nobody watches any more.
+    /// Keys that `waiter` no longer waits for, and keys that nobody watches any more.
     pub wait_over: Vec<Key>,
     pub unwatch: Vec<Key>,
     pub ping: bool,
@@ -46,7 +46,7 @@ pub struct Commit {
 #[derive(Clone, Debug, Default)]
 pub struct Consumer {
     pub wish: Consume,
-    /// Whether its credit is to be nothing; the rest of the wish is not looked at.
+    /// Whether its credit becomes zero; the rest of the request is then ignored.
     pub stop: bool,
 }
 
@@ -98,7 +98,7 @@ impl Said {
         }
     }
 
-    /// Describes it for a person who reads the trace.
+    /// Describes it for people who read the trace.
     pub fn in_words(&self) -> String {
         let mut words = Vec::new();
         if let Some(hello) = &self.hello {
@@ -174,9 +174,9 @@ impl Said {
 /// Reads the bytes that one connection carries to the broker, from any client.
 pub struct Hearing {
     decoder: Decoder<ToBroker>,
-    /// Hello, while more leases are to come.
+    /// Hello that still lacks some of its leases.
     greeting: Option<Hello>,
-    /// Operations of a transaction that has not come whole.
+    /// Operations of a transaction that has not arrived completely.
     staged: Vec<Op>,
 }
 
@@ -195,7 +195,7 @@ impl Hearing {
         self.decoder.extend(bytes);
     }
 
-    /// Returns the next whole frame: a hello once its last part is there, a transaction likewise.
+    /// Returns the next complete frame: a hello or a transaction counts once its last part has arrived.
     pub fn next_said(&mut self) -> Result<Option<Said>, WireError> {
         let Some(frame) = self.decoder.next_message()? else {
             return Ok(None);

@@ -1,6 +1,5 @@
-//! A client by hand: publishes, consumes, settles, retries, resends after it has reconnected, or dies with
-//! leases in its hands. It speaks the protocol as a driver does, and at times as none would; its next
-//! action is drawn.
+//! A client by hand: it publishes, consumes, settles, retries, reconnects and resends, or dies holding leases. It
+//! speaks the protocol as a driver does, and sometimes as none would; its next action is drawn.
 
 use std::collections::VecDeque;
 
@@ -18,7 +17,7 @@ use crate::model::Time;
 use crate::said::{Commit, Hello, Said};
 use crate::work::{Author, Habits, QUEUES, success};
 
-/// Most transactions in flight, as of a driver.
+/// Maximum number of transactions in flight, as in a driver.
 const IN_FLIGHT: usize = 64;
 
 pub struct Wild {
@@ -32,9 +31,9 @@ pub struct Wild {
     unconfirmed: VecDeque<Unconfirmed>,
     /// Deliveries that it works on.
     work: Vec<Delivery>,
-    /// Leases that it held once, and settled or lost.
+    /// Leases that it held earlier, and settled or lost.
     stale: Vec<Lease>,
-    /// Deliveries it has asked for that have not come.
+    /// Number of requested deliveries that have not arrived.
     credit: u32,
     takes_all: bool,
     author: Author,
@@ -76,7 +75,7 @@ impl Wild {
         self.out.extend_from_slice(&said.encode());
     }
 
-    /// Returns the leases that it works on, and those whose settlement it may have to send again.
+    /// Returns the leases that it works on, and those whose settlement it may have to resend.
     fn leases(&self) -> Vec<Lease> {
         let settled = self
             .unconfirmed
@@ -102,8 +101,8 @@ impl Wild {
         self.stale
             .extend(lost.iter().map(|delivery| delivery.lease));
         if welcome.forgotten {
-            // What became of them is unknown, and sending them again could apply them twice. But a lease
-            // that holds was not settled.
+            // Their outcome is unknown, and sending them again could apply them twice. But a lease that still holds was
+            // not settled.
             let unknown = std::mem::take(&mut self.unconfirmed);
             let unsettled = unknown.into_iter().flat_map(|unknown| unknown.work);
             self.work
@@ -126,8 +125,8 @@ impl Wild {
         }
     }
 
-    /// Handles a refusal. A settlement that was refused for another lease than its own changed nothing: it is to be
-    /// done again.
+    /// Handles a refusal. A settlement that was refused because of a lease other than its own changed nothing, so it
+    /// must be repeated.
     fn refused(&mut self, seq: u64, receipt: &Receipt) {
         let Receipt::Refused { op, .. } = receipt else {
             return;
@@ -153,7 +152,7 @@ impl Wild {
         self.say_in_parts(said);
     }
 
-    /// Removes schedules, so that no more jobs come.
+    /// Removes schedules, so that they create no more jobs.
     pub fn unschedule(&mut self, names: Vec<ScheduleName>, rng: &mut Rng) {
         let mut said = Said::default();
         let ops = names
@@ -176,7 +175,7 @@ impl Wild {
         self.say(&Said::goodbye());
     }
 
-    /// Sends a frame whole, or in two.
+    /// Sends a frame in one or two pieces.
     fn say_in_parts(&mut self, mut said: Said) -> bool {
         let parts = std::mem::take(&mut said.parts);
         if !parts.is_empty() {
@@ -233,11 +232,11 @@ impl Wild {
         });
     }
 
-    /// Returns the settlement of a job; now and then with a lease too many in it.
+    /// Returns the settlement of a job, occasionally with one lease too many in it.
     fn settlement(&mut self, delivery: &Delivery, rng: &mut Rng, wall_ms: u64) -> Tx {
         let mut tx = self.author.settlement(delivery, rng, wall_ms);
         if matches!(tx.ops[0], Op::Ack { .. }) && !self.stale.is_empty() && rng.one_in(8) {
-            // One that it lost, or has settled before: nothing of this may happen.
+            // The lease was lost or settled before, so none of the settlement may be applied.
             let lease = self.stale[rng.below(self.stale.len() as u64) as usize];
             tx.ops.push(Op::Ack { lease, cost_us: 1 });
         }

@@ -3,7 +3,7 @@
 use penstock_message::{Condition, Hold, Key, MessageId, Op, Receipt, ReleaseReason, Tx};
 use penstock_server::WriterTask;
 
-/// Returns enough of an id to tell it from the others of a run.
+/// Returns the part of an id that is enough to distinguish it from the others of a run.
 pub fn id(id: MessageId) -> String {
     let [.., one, two, three, four, _, _] = id.0;
     format!("{one:02x}{two:02x}{three:02x}{four:02x}")

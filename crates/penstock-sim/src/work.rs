@@ -16,16 +16,16 @@ use penstock_message::{
 
 pub const QUEUES: [&str; 3] = ["default", "mail", "slow"];
 pub const TASKS: [&str; 3] = ["shop.send", "shop.count", "shop.merge"];
-/// Number of jobs that is more than a step of the broker takes.
+/// Number of jobs that exceeds one step of the broker.
 const CROWD: usize = 1_100;
 const LOCKS: [&str; 3] = ["lock-a", "lock-b", "lock-c"];
 const SCHEDULES: [&str; 3] = ["poll", "report", "clean-up"];
-/// Keys of calls that are one job at a time, of calls that are made once, and of calls that wait until all is quiet.
+/// Keys of calls that run one job at a time, of calls that are made once, and of calls that wait for a pause.
 const UNIQUE: [&str; 3] = ["page-a", "page-b", "page-c"];
 const ONCE: [&str; 3] = ["order-a", "order-b", "order-c"];
 const QUIETED: [&str; 3] = ["text-a", "text-b", "text-c"];
 
-/// Habits of a client; drawn once.
+/// Habits of a client, drawn once.
 #[derive(Clone, Debug)]
 pub struct Habits {
     pub queues: Vec<String>,
@@ -38,11 +38,11 @@ pub struct Habits {
     pub groups: bool,
     pub locks: bool,
     pub purges: bool,
-    /// Whether it cancels jobs that run.
+    /// Whether it cancels running jobs.
     pub cancels: bool,
     /// Whether it cancels all jobs of a task or a queue.
     pub cancels_many: bool,
-    /// Whether it publishes, one time, more jobs at once than a step of the broker takes.
+    /// Whether it publishes, once, more jobs than one step of the broker takes.
     pub crowds: bool,
     /// Whether it publishes trees of steps.
     pub trees: bool,
@@ -73,32 +73,32 @@ impl Habits {
     }
 }
 
-/// Author of jobs.
+/// Publishes and settles jobs.
 pub struct Author {
     pub habits: Habits,
-    /// Results that it wants to know.
+    /// Results that it is interested in.
     pub wanted: Vec<Key>,
     /// Queue that it has filled, and empties next.
     to_purge: Option<String>,
-    /// Messages that it has published, latest last: some are cancelled, retried or dropped.
+    /// Messages that it has published, latest last; some are cancelled, retried or dropped.
     recent: VecDeque<MessageId>,
-    /// Members of groups that it has published, latest last: those that fail are retried.
+    /// Members of groups that it has published, latest last; failed ones are retried.
     members: VecDeque<MessageId>,
-    /// Workflows that it has opened, latest last: some are cancelled.
+    /// Workflows that it has opened, latest last; some are cancelled.
     workflows: VecDeque<MessageId>,
-    /// Unique messages that it has published, latest last: some are cancelled, retried or dropped.
+    /// Unique messages that it has published, latest last; some are cancelled, retried or dropped.
     unique: VecDeque<MessageId>,
-    /// Trees that it has published and whose result it wants to know, latest last.
+    /// Trees that it has published and whose results it is interested in, latest last.
     pub roots: VecDeque<MessageId>,
-    /// Some messages that run, anywhere.
+    /// Some running messages, of any client.
     pub running: Vec<MessageId>,
 }
 
 const RECENT: usize = 30;
-/// Most levels of a tree of steps, and most of its jobs that have a place in a join.
+/// Maximum depth of a tree of steps, and maximum number of its jobs with a place in a join.
 const TREE_DEPTH: u64 = 6;
 const TREE_JOBS: u64 = 40;
-/// Bytes of a result that tell what its job has made of its inputs.
+/// Length of the part of a result that shows what its job computed from its inputs.
 pub const MADE_BYTES: usize = 8;
 
 /// Steps of a workflow, as they are drawn.
@@ -107,16 +107,16 @@ struct Tree {
     workflow: Option<MessageId>,
     /// Body of its jobs.
     body: Bytes,
-    /// Number of places in joins that it may still have.
+    /// Number of places in joins that are still available to it.
     left: u64,
 }
 
 /// Place of a step in a tree.
 struct Place {
-    /// Id of the job whose result is the step's.
+    /// Id of the job whose result is the step's result.
     id: MessageId,
     member: Option<Member>,
-    /// The same place, for a join; `None`: no join can have it.
+    /// The step's place in a join; `None`: it can't be a member.
     takes: Option<Member>,
 }
 
@@ -181,7 +181,7 @@ impl Author {
             2 => Outcome::Crashed {
                 reason: "killed by signal 9".to_string(),
             },
-            // Copies are not to fail: nobody could tell dead ones apart.
+            // Copies must not fail, since nobody could tell dead ones apart.
             3 if delivery.message.max_deliveries < u8::MAX && rng.bool() => Outcome::Suspected {
                 reason: "one of several".to_string(),
             },
@@ -198,7 +198,7 @@ impl Author {
                     tx.ops.push(spawned);
                 }
                 if rng.one_in(3) {
-                    // A member that says twice that it has ended counts once.
+                    // A member that reports its end twice counts once.
                     tx.ops.extend(join_of(&delivery.message, true));
                 }
                 return tx;
@@ -207,7 +207,7 @@ impl Author {
         settle(&head, outcome)
     }
 
-    /// Draws a job that comes with the outcome of another one, and belongs to the workflow of that.
+    /// Draws a job that is published with the outcome of another one, and belongs to its workflow.
     fn spawned(&mut self, by: &Message, rng: &mut Rng, wall_ms: u64) -> Op {
         let mut publish = self.publish(rng, wall_ms);
         let workflow = by.extras.as_ref().and_then(|extras| extras.workflow);
@@ -227,7 +227,7 @@ impl Author {
         publish
     }
 
-    /// Draws the steps that take the place of a job: another job, a tree that ends with one, or a group.
+    /// Draws the steps that replace a job: another job, a tree that ends with one, or a group.
     fn replacement(&mut self, job: &Message, rng: &mut Rng, wall_ms: u64) -> Vec<Op> {
         let extras = job.extras.as_deref();
         let workflow = extras.and_then(|extras| extras.workflow);
@@ -237,7 +237,7 @@ impl Author {
             member: [None, member, place_of_heir(job.id)][rng.below(3) as usize],
             takes: place_of_heir(job.id),
         };
-        // A member that reports its own end does so wherever it goes.
+        // A member that reports its own end does so wherever it is moved.
         let reports = join_of(job, true).is_some();
         let depth = if reports { 0 } else { rng.below(3) };
         let opens = workflow.is_none() && depth > 0;
@@ -258,7 +258,7 @@ impl Author {
         tree.ops
     }
 
-    /// Draws a workflow of steps within steps.
+    /// Draws a workflow of nested steps.
     fn tree(&mut self, rng: &mut Rng, wall_ms: u64) -> Tx {
         let id = new_id(rng, wall_ms);
         let mut tree = Tree {
@@ -373,7 +373,7 @@ impl Author {
         }
     }
 
-    /// Draws a job that runs once, if the steps before its own have failed.
+    /// Draws a job that runs once the steps before its own have failed.
     fn errback(&mut self, tree: &Tree, rng: &mut Rng, wall_ms: u64) -> Message {
         let mut message = self.message(rng, wall_ms, Bytes::new());
         let extras = Extras {
@@ -398,7 +398,7 @@ impl Author {
         if self.habits.delays && rng.one_in(6) {
             message.result_ttl_ms = Some(50 + rng.below(3_000));
         }
-        // A blocked job without a result is pending until somebody drops what has blocked it.
+        // A blocked job without a result stays pending until somebody drops the job that blocks it.
         if place.takes.is_none() && message.result_ttl_ms.is_some() {
             self.wanted.push(Key::Result(message.id));
             if self.roots.len() == RECENT {
@@ -415,7 +415,7 @@ impl Author {
         message
     }
 
-    /// Draws a transaction that brings new work, or plays with locks.
+    /// Draws a transaction that brings new work, or uses locks.
     pub fn new_work(&mut self, rng: &mut Rng, wall_ms: u64) -> Tx {
         let key =
             |rng: &mut Rng| Key::Named(Bytes::from_static(LOCKS[rng.below(3) as usize].as_bytes()));
@@ -439,7 +439,7 @@ impl Author {
         match rng.below(12) {
             0 if self.habits.trees && rng.bool() => return self.tree(rng, wall_ms),
             0 if self.habits.groups => return self.group(rng, wall_ms),
-            // A key goes, and one id comes twice for it.
+            // Deletes a key, then publishes one id twice: only if the key is absent, and unconditionally.
             1 if self.habits.locks && rng.one_in(3) => {
                 let key = key(rng);
                 let mut first = self.publish(rng, wall_ms);
@@ -559,7 +559,7 @@ impl Author {
                 let queue = rng.below(3).checked_sub(1).map(|_| drawn(QUEUES, rng));
                 let task = rng.below(3).checked_sub(1).map(|_| drawn(TASKS, rng));
                 let cancel = cancel_many(queue, task, rng);
-                // What comes after it in one transaction is not meant.
+                // The rest of the transaction does not apply to it.
                 return match rng.one_in(4) {
                     true => vec![
                         self.publish(rng, wall_ms),
@@ -577,7 +577,7 @@ impl Author {
         ops.into()
     }
 
-    /// Draws an order for a schedule: of code, or of a person.
+    /// Draws an order for a schedule, by code or by a person.
     fn schedule_work(&mut self, rng: &mut Rng, wall_ms: u64) -> Op {
         let schedule = ScheduleName {
             app: "shop".to_owned(),
@@ -601,7 +601,7 @@ impl Author {
         Op::Schedule { schedule, step }
     }
 
-    /// Draws times of a schedule, what becomes of them, and the job.
+    /// Draws the times of a schedule, their policies, and the job.
     fn plan(&mut self, rng: &mut Rng, wall_ms: u64) -> SchedulePlan {
         let rhythm = match rng.below(8) {
             0 => Rhythm::Cron("* * * * *".to_owned()),
@@ -653,7 +653,7 @@ impl Author {
         ops.into()
     }
 
-    /// Draws a message, the key that it claims, and what becomes of it when another one has that.
+    /// Draws a message, the key that it claims, and what happens if another message has the key.
     fn unique_publish(&mut self, rng: &mut Rng, wall_ms: u64) -> Op {
         let mut op = self.publish(rng, wall_ms);
         let is_debounced = rng.one_in(3);
@@ -705,7 +705,7 @@ impl Author {
         op
     }
 
-    /// Draws a join of a few members, and the messages that it holds back until they have ended.
+    /// Draws a join with a few members, and the messages that it holds until they have ended.
     fn group(&mut self, rng: &mut Rng, wall_ms: u64) -> Tx {
         let join = MessageId::new_join(id_source(rng, wall_ms));
         let count = 1 + rng.below(4) as u32;
@@ -717,7 +717,7 @@ impl Author {
         // Members that the broker knows as such, or that report their own end.
         let may_be_known = rng.one_in(2);
         let mut ops = Vec::new();
-        // What it holds may be a member of another join.
+        // Its held messages may be members of another join.
         let outer = rng.one_in(3).then(|| {
             let outer = MessageId::new_join(id_source(rng, wall_ms));
             let queue = QUEUES[rng.below(3) as usize].to_string();
@@ -778,14 +778,14 @@ impl Author {
                 unless_key: None,
             });
         }
-        // Its outcome is that of its first step after the group. By the id, so that all else is drawn as it would be.
+        // Its outcome is that of its first step after the group. Chosen by id, so that all other draws stay the same.
         if is_known && join.0[12] & 1 == 1 {
             self.name_workflow(&mut ops, rng, wall_ms);
         }
         ops.into()
     }
 
-    /// Makes the jobs of a transaction a workflow, and opens it.
+    /// Turns the jobs of a transaction into a workflow, and opens it.
     fn name_workflow(&mut self, ops: &mut Vec<Op>, rng: &mut Rng, wall_ms: u64) {
         let held = ops.iter().find_map(|op| match op {
             Op::Hold(hold) => hold.messages.first(),
@@ -807,7 +807,7 @@ impl Author {
         self.open(ops, workflow, rng, wall_ms);
     }
 
-    /// Publishes enough jobs at once that work on all of them takes several steps.
+    /// Publishes enough jobs at once that an operation on all of them takes several steps.
     fn crowd(&mut self, rng: &mut Rng, wall_ms: u64) -> Tx {
         let queue = QUEUES[rng.below(3) as usize].to_string();
         let expires_at = rng.bool().then(|| Due::AfterMs(20 + rng.below(400)));
@@ -844,8 +844,8 @@ impl Author {
         let mut message = self.message(rng, wall_ms, body);
         let mut queues = vec![QUEUES[rng.below(3) as usize].to_string()];
         if rng.one_in(16) {
-            // Each copy is settled, and may die, on its own; so there is no one result, and nobody could
-            // tell dead copies apart.
+            // Each copy is settled, and may die, on its own. So there is no single result, and nobody could tell dead
+            // copies apart.
             message.max_deliveries = u8::MAX;
             message.result_ttl_ms = None;
             queues = QUEUES.iter().map(|queue| (*queue).to_string()).collect();
@@ -931,7 +931,7 @@ fn id_source(rng: &mut Rng, unix_ms: u64) -> IdSource {
     IdSource { unix_ms, random }
 }
 
-/// Returns a place in a join, for the broker to know.
+/// Returns a place in a join, as the broker records it.
 fn member(join: MessageId, index: u32) -> Option<Box<Extras>> {
     let extras = Extras {
         member: Some(Member { join, index }),
@@ -940,7 +940,7 @@ fn member(join: MessageId, index: u32) -> Option<Box<Extras>> {
     extras.boxed()
 }
 
-/// Returns the report of a member of a join that the broker does not know as one, from its body.
+/// Returns the report of a join member that the broker does not know as one, from its body.
 pub fn join_of(message: &Message, succeeded: bool) -> Option<Op> {
     let (join, index) = message.body.split_at_checked(16)?;
     let index = u32::from_le_bytes(index.try_into().ok()?);
@@ -952,7 +952,7 @@ pub fn join_of(message: &Message, succeeded: bool) -> Option<Op> {
     })
 }
 
-/// Returns what a job makes of its inputs: the same in each run of this attempt, wherever it runs.
+/// Returns the result that a job computes from its inputs: the same in each run of this attempt, wherever it runs.
 pub fn made_of(task: &str, attempt: u32, inputs: Option<&InputValues>) -> [u8; MADE_BYTES] {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     let mut add = |bytes: &[u8]| {
@@ -982,7 +982,7 @@ fn add_values(given: &InputValues, add: &mut impl FnMut(&[u8])) {
     }
 }
 
-/// Returns the settlement of a job that went well. Its result is what it made of its inputs, and which run that was.
+/// Returns the settlement of a job that succeeded. Its result is the computed value, and which run computed it.
 pub fn success(delivery: &Delivery) -> Tx {
     let head = DeliveryHead::from(delivery);
     let message = &delivery.message;

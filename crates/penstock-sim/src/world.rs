@@ -1,7 +1,7 @@
 //! A simulated run: a clock, a disk, a network, clients, and a broker that dies now and then.
 //!
-//! Everything is drawn from one seed and done in one thread, so a seed is a run. The broker is the
-//! server's own engine: the world is its shell, and does what the shell does with sockets and threads.
+//! Everything is drawn from one seed and done in one thread, so a seed is a run. The broker is the server's own engine.
+//! The world is its shell, and does what the real shell does with sockets and threads.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,33 +27,33 @@ mod people;
 
 use life::Life;
 
-/// Time at which the world begins, by all clocks.
+/// Time at which the world begins, on all clocks.
 const BEGINNING_MS: u64 = 1_800_000_000_000;
 
 /// Outcome of a seed.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// Failure, and the step of it.
+    /// Failure, and the step at which it occurred.
     pub failure: Option<String>,
-    /// Hash of all frames and decisions: the same seed must give the same.
+    /// Hash of all frames and decisions: the same seed must give the same hash.
     pub hash: u64,
     pub steps: u64,
     pub counts: Counts,
 }
 
-/// Parts that a run leaves out.
+/// Parts that a run omits.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Without {
-    /// Faults, habits and [`FAULT_POINTS`], by name; and how many clients.
+    /// Names of faults, habits and [`FAULT_POINTS`], and numbers of clients.
     pub names: BTreeSet<&'static str>,
     pub clients: usize,
-    /// Number of steps; `None`: as many as were drawn.
+    /// Number of steps; `None`: the number that was drawn.
     pub steps: Option<u64>,
 }
 
 pub const FAULT_POINTS: &str = "fault points";
 
-/// Names of parts that a run can leave out.
+/// Names of parts that a run can omit.
 pub const NAMES: [&str; 22] = [
     FAULT_POINTS,
     "kills",
@@ -79,7 +79,7 @@ pub const NAMES: [&str; 22] = [
     "schedules",
 ];
 
-/// Runs one seed. `trace` receives each step, for a person.
+/// Runs one seed. `trace` receives each step, in words for people.
 pub fn run(seed: u64, trace: Option<&mut dyn FnMut(&str)>) -> Outcome {
     run_without(seed, &Without::default(), trace)
 }
@@ -103,8 +103,8 @@ pub fn run_without(seed: u64, without: &Without, trace: Option<&mut dyn FnMut(&s
     }
 }
 
-/// Sets the fault points inside the product: none of them, or some, seldom or often. Not drawn from what the
-/// world draws from, so that a seed is nearly the same run without them.
+/// Sets the fault points inside the product: none of them, or some, at a low or a high rate. Uses a separate generator,
+/// so that a seed stays nearly the same run without them.
 #[cfg(feature = "faults")]
 fn make_rare_things_frequent(seed: u64, never: bool) {
     let mut rng = Rng::new(!seed);
@@ -114,8 +114,8 @@ fn make_rare_things_frequent(seed: u64, never: bool) {
     penstock_faults::Points::begin(rng.draw(), enabled, one_in);
 }
 
-/// Draws how many failed jobs are kept, and for how long: in most runs as many as usual, in others a few. Not drawn from
-/// what the world draws from, so that a seed is nearly the same run with the usual limits.
+/// Draws how many failed jobs are kept, and for how long: the usual number in most runs, a few in others. Uses a
+/// separate generator, so that a seed stays nearly the same run with the usual limits.
 fn failed_jobs_limits(seed: u64) -> BrokerOptions {
     let mut rng = Rng::new(seed.rotate_left(32));
     let mut options = BrokerOptions::default();
@@ -133,32 +133,32 @@ fn failed_jobs_limits(seed: u64) -> BrokerOptions {
     options
 }
 
-/// Draws whether all jobs of a task or a queue are cancelled now and then: apart, as above.
+/// Draws whether all jobs of a task or a queue are cancelled now and then, from a separate generator.
 fn cancels_many(seed: u64) -> bool {
     Rng::new(seed.rotate_left(16)).one_in(4)
 }
 
-/// Draws whether clients publish trees of steps: apart, as above.
+/// Draws whether clients publish trees of steps, from a separate generator.
 fn builds_trees(seed: u64) -> bool {
     Rng::new(seed.rotate_left(8)).one_in(3)
 }
 
-/// Draws whether steps take the place of running jobs: apart, as above.
+/// Draws whether steps take the place of running jobs, from a separate generator.
 fn replaces_jobs(seed: u64) -> bool {
     Rng::new(seed.rotate_left(24)).one_in(3)
 }
 
-/// Draws whether some messages are unique: apart, as above.
+/// Draws whether some messages are unique, from a separate generator.
 fn claims_keys(seed: u64) -> bool {
     Rng::new(seed.rotate_left(40)).one_in(4)
 }
 
-/// Draws whether there are schedules: apart, as above.
+/// Draws whether there are schedules, from a separate generator.
 fn has_schedules(seed: u64) -> bool {
     Rng::new(seed.rotate_left(48)).one_in(4)
 }
 
-/// Plan of a run; most seeds do without most faults, so that each is met in depth.
+/// Plan of a run. Most seeds omit most faults, so that each is tested in depth.
 struct Plan {
     steps: u64,
     kills: u64,
@@ -169,9 +169,9 @@ struct Plan {
     clock_steps: u64,
     clock_jumps: u64,
     stalls: u64,
-    /// Connections for each poor one, which is half-open sooner or later, or a trickle; 0: none is poor.
+    /// Number of connections per poor one, which is half-open sooner or later, or a trickle; 0: none is poor.
     poor_lines: u64,
-    /// Whether a broker that died is started by the next client that connects.
+    /// Whether the next client that connects restarts a dead broker.
     starts_on_demand: bool,
 }
 
@@ -183,18 +183,18 @@ struct World<'a> {
     hash: u64,
     /// True time since the beginning.
     now_ms: u64,
-    /// Number of the machine's starts, and the time of the last.
+    /// Number of the machine's boots, and the time of the last.
     boots: u8,
     booted_ms: u64,
     wall_ahead_ms: i64,
-    /// Farthest that the wall has ever been ahead: somebody may have named a time that was near then.
+    /// Maximum that the wall clock has ever been ahead: somebody may have named a time that was near then.
     wall_farthest_ahead_ms: i64,
-    /// Sum of the steps of the wall's clock, back and forth.
+    /// Sum of the steps of the wall clock, in both directions.
     wall_was_set_by_ms: u64,
     storage: SimStorage,
     options: EngineOptions,
     broker: Option<Life>,
-    /// End of the last broker, until the next is there.
+    /// End of the last broker, until the next one runs.
     ended: Option<Crash>,
     links: BTreeMap<ConnId, Link>,
     connections: u64,
@@ -207,7 +207,7 @@ struct World<'a> {
     heard_at_ms: u64,
 }
 
-/// A client, or one after another.
+/// Place for a client, or several in succession.
 struct Seat {
     client: Box<dyn Client>,
     conn: Option<ConnId>,
@@ -218,7 +218,7 @@ impl<'a> World<'a> {
         let mut rng = Rng::new(seed);
         let fault = |rng: &mut Rng, weight: u64| if rng.one_in(2) { weight } else { 0 };
         let plan = Plan {
-            // Most bugs need little to show, and there is more luck in many runs than in long ones.
+            // Most bugs need few steps, and many runs find more than long ones.
             steps: match rng.below(128) {
                 0 => 5_000 + rng.below(2_000),
                 1..32 => 200 + rng.below(600),
@@ -256,7 +256,7 @@ impl<'a> World<'a> {
             trees: builds_trees(seed),
             replaces: replaces_jobs(seed),
             unique: claims_keys(seed),
-            // Their times over a jump of years are held against the oracle elsewhere.
+            // Their times across a jump of years are checked against the oracle elsewhere.
             schedules: has_schedules(seed) && plan.clock_jumps == 0,
         };
         let journal = JournalOptions {
@@ -269,9 +269,9 @@ impl<'a> World<'a> {
         };
         let broker = BrokerOptions {
             unserved_ms: 2_000,
-            // Queues and tasks are mostly forgotten as soon as they are not in use.
+            // Queues and tasks are mostly forgotten as soon as they are unused.
             unused_kept_ms: [3_600_000, 10_000, 0, 0][rng.below(4) as usize],
-            // From time to time all bodies are in memory; mostly hardly any.
+            // Sometimes all bodies stay in memory; mostly hardly any do.
             resident_bodies_bytes: [None, Some(0), Some(0), Some(1_000)][rng.below(4) as usize],
             ..failed_jobs_limits(seed)
         };
@@ -317,7 +317,7 @@ impl<'a> World<'a> {
         world
     }
 
-    /// Makes the first client of this seat, or the next after a death.
+    /// Creates the first client of this seat, or the next after a death.
     fn new_client(&mut self, seat: usize) -> Box<dyn Client> {
         let time = self.time();
         let rng = &mut self.rng;
@@ -332,7 +332,7 @@ impl<'a> World<'a> {
         if queues.is_empty() {
             queues.push(QUEUES[0].to_string());
         }
-        // A worker may not know all tasks. One seat knows them all, and in the end everybody does.
+        // A worker may not know all tasks. One seat knows them all, and in the end every client does.
         let knows_few = is_wild && seat != 1 && rng.one_in(4);
         let tasks = knows_few.then(|| {
             let known = TASKS.iter().filter(|_| rng.bool());
@@ -453,7 +453,7 @@ impl<'a> World<'a> {
             },
             Some(1) => match self.rng.bool() {
                 true => self.crash(Crash::PowerCut),
-                // In the midst of one of the next calls to the disk.
+                // Cuts the power in the middle of one of the next disk calls.
                 false => {
                     let call = self.storage.calls() + self.rng.below(6);
                     self.storage.fail_at(call, Fault::PowerOff);
@@ -474,7 +474,7 @@ impl<'a> World<'a> {
             Some(3) => self.client_loses_connection(),
             Some(4) => self.client_dies(),
             Some(5) => {
-                // Smaller ones are no steps.
+                // Smaller changes do not count as steps.
                 let by_ms = 200
                     + match self.rng.below(3) {
                         0 => self.rng.below(2_000),
@@ -493,7 +493,7 @@ impl<'a> World<'a> {
                 self.set_the_wall(by_ms)
             }
             _ => {
-                // The process does not run for a while; then everything is late at once.
+                // The process pauses for a while; then everything is late at once.
                 self.now_ms += self.rng.below(6_000);
                 self.say(|| "stall".to_string());
                 self.tick()

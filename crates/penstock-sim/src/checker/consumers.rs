@@ -1,4 +1,4 @@
-//! Consumers as an observer of their connections sees them, and the promise that none is idle beside work.
+//! Consumers as seen by an observer of their connections, and the promise that none is idle while it has work.
 
 use std::collections::BTreeSet;
 
@@ -9,13 +9,13 @@ use super::{Checker, View};
 use crate::model::Verdict;
 use crate::said::Consumer;
 
-/// Consumer as seen by an observer of its connection. What it may not take any more may be on its way yet, handed out
-/// before, for its body is being read: until all is quiet.
+/// Consumer as seen by an observer of its connection. Until the next quiet moment, deliveries that it may no longer
+/// receive can still arrive: they were handed out before, and their bodies are being read.
 #[derive(Default)]
 pub(super) struct ConsumerView {
-    /// Deliveries that it has asked for and not received yet.
+    /// Number of deliveries that it has requested and not yet received.
     pub(super) credit: u64,
-    /// Deliveries that it had asked for before it was stopped.
+    /// Number of deliveries that it had requested before it was stopped.
     credit_before: u64,
     pub(super) queues: BTreeSet<String>,
     /// Tasks that it can run; `None`: any.
@@ -46,7 +46,7 @@ impl ConsumerView {
         }
     }
 
-    /// Takes what one delivery costs; false when it had asked for none.
+    /// Deducts the cost of one delivery. Returns false if the consumer had requested none.
     pub(super) fn pays(&mut self) -> bool {
         for credit in [&mut self.credit, &mut self.credit_before] {
             if *credit > 0 {
@@ -73,7 +73,7 @@ impl ConsumerView {
 
 impl Checker {
     /// Checks that no job waits while a slot that may run it is idle. A consumer is a pool of slots, and its credit is
-    /// those that are.
+    /// the number of idle ones.
     pub(super) fn nobody_waits(&self) -> Verdict {
         let now = self.model.now;
         let is_open = |conn: &ConnId, view: &View| self.current.get(&view.session) == Some(conn);

@@ -1,5 +1,4 @@
-//! Checks recoveries: a crash may take back a suffix of the decisions, and nothing that was
-//! confirmed.
+//! Checks recoveries: a crash may take back a suffix of the decisions, but nothing confirmed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +13,7 @@ use crate::model::{Time, Verdict};
 const RECEIPTS_KEPT: u64 = 1024;
 
 impl Checker {
-    /// Checks a new broker, which has recovered the journal of the last one up to this record.
+    /// Checks a new broker that has recovered its predecessor's journal up to this record.
     pub fn recovered(
         &mut self,
         crash: Crash,
@@ -31,12 +30,12 @@ impl Checker {
         self.waits.clear();
         self.knows_boot &= crash != Crash::PowerCut;
         if !self.knows_boot {
-            // Of that the journal may know nothing: the new broker's steady clock may be off by as much.
+            // The journal may not have recorded that step, so the new broker's steady clock may be off by as much.
             self.model.clock_is_doubtful |= self.wall_was_set_by_ms > 0;
             self.model.clock_is_off_by_ms += std::mem::take(&mut self.wall_was_set_by_ms);
         }
         let mut first_lost = None;
-        // Sessions that have been away for so long may be forgotten, and then nobody can ask.
+        // Sessions that were away for this long may be forgotten, and then nobody can ask.
         let (mut last_seqs, mut unknown) = (BTreeMap::new(), BTreeSet::new());
         for (session, seq) in self.by_seq.keys() {
             last_seqs.insert(*session, *seq);
@@ -109,7 +108,7 @@ impl Checker {
         self.time(now);
         self.tell(Event::Restarted(self.longest_heartbeat_ms))?;
         self.begin_story();
-        // The next crash may take back what this broker has decided already.
+        // The next crash may take back the decisions that this broker has already made.
         self.look_at_recovered(broker)
     }
 }

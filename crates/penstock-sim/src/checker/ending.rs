@@ -1,4 +1,4 @@
-//! Checks that hold when all is over.
+//! Checks at the end of a run.
 
 use penstock_broker::Broker;
 use penstock_message::{Key, KeyState, ValueStatus};
@@ -7,7 +7,7 @@ use super::Checker;
 use crate::model::{State, Verdict};
 
 impl Checker {
-    /// Checks, after all faults have ended and every client has had time, that nothing is left or missing.
+    /// Checks that nothing is left or missing after all faults have ended and every client has had time to finish.
     pub fn drained(&self) -> Verdict {
         for item in self
             .model
@@ -17,9 +17,9 @@ impl Checker {
         {
             let is_over = match item.state {
                 State::Ended(_) => true,
-                // Its members have not all ended well enough to say so.
+                // Not all of its members have succeeded for certain.
                 State::Held(_) => true,
-                // The broker may count down from hours later.
+                // The broker's countdown may be hours behind.
                 State::Waiting | State::Adrift { .. }
                     if self.model.clock_is_doubtful && item.is_delayed() =>
                 {
@@ -39,12 +39,12 @@ impl Checker {
         Ok(())
     }
 
-    /// Checks, after every client has gone and every time is up, that the broker's counts are zero, but for messages
-    /// whose group will never end, and locks.
+    /// Checks that the broker's counts are zero after every client has gone and every deadline has passed. Locks, and
+    /// messages whose group will never end, are exempt.
     pub fn nothing_is_left(&self, broker: &Broker, held: usize) -> Verdict {
         let status = broker.status();
         for queue in &status.queues {
-            // Some may have been dropped or not, and nobody may be left who takes from their queue.
+            // Some may or may not have been dropped, and their queue may have no consumer left.
             let live = self
                 .model
                 .live
@@ -60,7 +60,7 @@ impl Checker {
         if !status.workers.is_empty() || status.clients > 0 {
             return Err(format!("in the end somebody is there: {status:?}"));
         }
-        // What may be there yet was looked at above.
+        // Jobs that may still be there were checked above.
         let waits = status.queues.iter().any(|queue| queue.ready > 0);
         if held == 0
             && !waits
@@ -76,7 +76,7 @@ impl Checker {
         Ok(())
     }
 
-    /// Checks the result of a message once all is over; any is right when nobody can know.
+    /// Checks the result of a message at the end of the run. Any result is right if nobody can know it.
     pub fn result_is_right(&self, key: &Key, state: &KeyState, has_evicted: bool) -> Verdict {
         let Key::Result(id) = key else { return Ok(()) };
         let is_sure = self

@@ -1,7 +1,7 @@
-//! Times of schedules: each is fired, skipped or missed as its policies say, exactly one of them.
+//! Times of schedules: each is fired, skipped or missed, exactly one of these, as its policies say.
 //!
-//! The broker decides times by itself. So after each call the checker looks how far each schedule has come, and holds the
-//! times between against an oracle: `penstock-schedule`, whose own tests hold it against one.
+//! The broker decides times on its own. So after each call the checker looks how far each schedule has come, and checks
+//! the times in between against an oracle: `penstock-schedule`, whose own tests check it against another one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,16 +13,16 @@ use super::Checker;
 use super::story::Event;
 use crate::model::{ScheduleModel, Verdict};
 
-/// Lateness up to which a time counts as kept.
+/// Maximum lateness of a time that counts as kept.
 const ON_TIME_MS: u64 = 60_000;
-/// Most times that a broker catches up with.
+/// Maximum number of times that a broker catches up on.
 const CAUGHT_UP: usize = 100;
-/// Number of the last times of a long while that are looked at one by one.
+/// Number of times at the end of a long gap that are checked one by one.
 const LISTED: usize = 200;
-/// Time by which a due time may wait for its decision at a quiet moment.
+/// Time by which the decision on a due time may lag at a quiet moment.
 const LATE_MS: u64 = 1_000;
 
-/// A schedule when the checker last looked.
+/// Schedule as of the checker's last look.
 #[derive(Clone, Debug)]
 pub(super) struct Look {
     life: u64,
@@ -39,7 +39,7 @@ pub(super) type Looks = BTreeMap<ScheduleName, Look>;
 /// Times that were decided between two looks.
 struct Decided {
     count: u64,
-    /// The last of them.
+    /// The last of these times.
     listed: Vec<u64>,
 }
 
@@ -47,13 +47,13 @@ fn calendar(name: &ScheduleName, plan: &SchedulePlan, anchor: u64) -> Result<Cal
     Calendar::new(&plan.timing, anchor, seed_of(&[&name.app, &name.name]))
 }
 
-/// Whether a job waits in the line of a plan's jobs.
+/// Whether a job waits in the flow of the plan's jobs.
 fn is_line_of(broker: &Broker, job: &MessageId, plan: &SchedulePlan) -> bool {
     let message = &plan.message;
     broker.line_of(job) == Some((&plan.queue, &message.task, message.priority))
 }
 
-/// Counts the times that were decided, with the one that waits for the end of the last job.
+/// Counts the decided times, including the one that waits for the last job to end.
 fn counted(state: &ScheduleState) -> u64 {
     let tally = state.tally;
     tally.fired + tally.skipped + tally.missed + u64::from(state.queued.is_some())
@@ -81,7 +81,7 @@ impl Decided {
 }
 
 impl Checker {
-    /// Looks how far each schedule has come.
+    /// Checks the progress of each schedule.
     pub fn look_at_schedules(&mut self, broker: &Broker) -> Verdict {
         if self.model.schedules.is_empty() && self.looks.is_empty() {
             return Ok(());
@@ -126,7 +126,7 @@ impl Checker {
         Ok(())
     }
 
-    /// Looks which jobs of schedules have ended unseen: those that waited were cancelled for the next.
+    /// Finds jobs of schedules that ended unseen: waiting jobs that were cancelled in favour of the next.
     fn look_for_ended(&mut self, broker: &Broker) -> Verdict {
         for job in self.model.scheduled_jobs() {
             if !broker.holds(&job) && broker.knows(&job) {
@@ -136,7 +136,7 @@ impl Checker {
         Ok(())
     }
 
-    /// Keeps what was seen of a schedule for the next look.
+    /// Stores the observed state of a schedule for the next look.
     fn remember(&mut self, name: ScheduleName, state: ScheduleState) {
         let Some(schedule) = self.model.schedules.get(&name) else {
             return;
@@ -153,7 +153,7 @@ impl Checker {
         self.looks.insert(name, look);
     }
 
-    /// Compares a schedule with its orders.
+    /// Compares a schedule with the orders that were given for it.
     fn is_as_ordered(
         &self,
         name: &ScheduleName,
@@ -169,7 +169,7 @@ impl Checker {
         }
     }
 
-    /// Checks the decisions between two looks, and notes the jobs that were made.
+    /// Checks the decisions between two looks, and notes the jobs that were created.
     fn were_decided(
         &mut self,
         name: &ScheduleName,
@@ -230,7 +230,7 @@ impl Checker {
         }
         self.counts.scheduled += made;
         if has_changed && let Some(plan) = &before.state.plan {
-            // These may have been decided just before the change.
+            // These times may have been decided just before the change.
             let calendar = self::calendar(name, plan, before.state.anchor)?;
             let until = found.after.min(after);
             let decided = Decided::new(&calendar, before.state.after, until);
@@ -238,7 +238,7 @@ impl Checker {
         }
         let mut fired = Vec::new();
         if let Some(time) = before.state.queued {
-            // It may have had its job just before the change.
+            // The time may have had its job just before the change.
             let job = Broker::scheduled_job(name, time);
             let before = before.state.plan.as_ref().filter(|_| has_changed);
             let before = before.filter(|before| is_line_of(broker, &job, before));
@@ -248,7 +248,7 @@ impl Checker {
         if let Some((time, job)) = found.last
             && !self.model.knows(job)
         {
-            // One that was told to run, and waited for the end of the last.
+            // A run that somebody ordered, and that waited for the last job to end.
             self.was_made(name, job, &plan)?;
             fired.push(time);
         }
@@ -267,7 +267,7 @@ impl Checker {
         Ok(())
     }
 
-    /// Notes that the last job of a schedule is to stop, if a time has come that waits for that.
+    /// Notes that the last job of a schedule must stop if a time that waits for it has come.
     fn last_makes_way(
         &mut self,
         name: &ScheduleName,
@@ -287,7 +287,7 @@ impl Checker {
         let ids: BTreeSet<MessageId> = jobs
             .map(|index| self.model.items[index].message.id)
             .collect();
-        // After a change it may have come by another plan, which cancels nothing.
+        // After a change, the time may belong to another plan, which cancels nothing.
         if surely || ids.iter().any(|id| broker.is_to_stop(id)) {
             let moment = Self::moment_of(&ids, broker);
             let counted = counted(found);
@@ -302,7 +302,7 @@ impl Checker {
         Ok(())
     }
 
-    /// Notes the jobs of times that were decided. Returns those times.
+    /// Notes the jobs of decided times. Returns those times.
     fn note_jobs(
         &mut self,
         name: &ScheduleName,
@@ -327,7 +327,7 @@ impl Checker {
         Ok(fired)
     }
 
-    /// Checks which of the times were missed, by the policy, and that those that were kept have jobs if nothing is in their way.
+    /// Checks by the policy which of the times were missed, and that each kept time has a job if nothing prevents it.
     fn policy_is_kept(
         &self,
         name: &ScheduleName,
@@ -337,7 +337,7 @@ impl Checker {
         calendar: &Calendar,
     ) -> Verdict {
         let now = self.model.now.wall;
-        // Times that are surely due, whatever their jitter.
+        // Times that are certainly due, whatever their jitter.
         let sure = now.saturating_sub(plan.timing.jitter_ms);
         let surely = Decided::new(calendar, before.state.after, sure).listed;
         let kept = |time: &u64| {
@@ -387,7 +387,7 @@ impl Checker {
         Ok(())
     }
 
-    /// Checks, at a quiet moment, that no time waits for its decision.
+    /// Checks, at a quiet moment, that no time still waits for its decision.
     pub(super) fn times_are_decided(&self, broker: &Broker) -> Verdict {
         if broker.status().space != Space::Plenty {
             return Ok(());
@@ -414,14 +414,14 @@ impl Checker {
         Ok(())
     }
 
-    /// Notes that no crash takes back what was seen of schedules.
+    /// Notes that no crash can take back the observations of schedules any more.
     pub(super) fn schedules_are_safe(&mut self) {
         self.base_looks = self.looks.clone();
         self.unsafe_jobs.clear();
     }
 
-    /// Forgets decisions of schedules that a crash may have taken back; whether the story has changed. A new broker that has
-    /// made some of them once more is looked at again.
+    /// Forgets decisions on schedules that a crash may have taken back. Returns whether the story has changed. Checks a
+    /// new broker again if it has repeated some of these decisions.
     pub(super) fn forget_scheduled(&mut self, broker: &Broker) -> Result<bool, String> {
         let events = self.story.len();
         self.looked_at = 0;
@@ -439,7 +439,7 @@ impl Checker {
                 lost.push(*job);
             }
         }
-        // One that is decided again has its job asked again.
+        // A time that is decided again may have created its job again.
         let was_decided = |name: &ScheduleName, time: u64, counted_by_then: u64| {
             broker.schedule_state(name).is_some_and(|it| {
                 it.queued == Some(time) || it.after >= time && counted(&it) >= counted_by_then
@@ -458,13 +458,13 @@ impl Checker {
         Ok(self.story.len() < events)
     }
 
-    /// Tells the model of a job that a schedule has made.
+    /// Reports a job that a schedule has created to the model.
     fn was_made(&mut self, name: &ScheduleName, job: MessageId, plan: &SchedulePlan) -> Verdict {
         self.unsafe_jobs.insert(job);
         self.tell(Event::Scheduled(name.clone(), job, Box::new(plan.clone())))
     }
 
-    /// Looks at the schedules as a new broker has found them: it may have decided some times already.
+    /// Examines the schedules after a recovery: the new broker may have decided some times already.
     pub(super) fn look_at_recovered(&mut self, broker: &Broker) -> Verdict {
         self.looks = self.base_looks.clone();
         self.looks.retain(|name, look| {

@@ -1,4 +1,4 @@
-//! Story of the model, to replay it without the decisions that a crash took back.
+//! Story of the model, replayed without the decisions that a crash took back.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use super::{Checker, Decided};
 use crate::model::{Moment, Time, Verdict};
 use crate::words;
 
-/// Number of events from which a story is long: it begins anew when it can.
+/// Number of events from which a story counts as long, and restarts when it can.
 pub(super) const IS_LONG: usize = 200;
 
 /// Event that the model has seen.
@@ -25,21 +25,22 @@ pub(super) enum Event {
         session: SessionId,
         clean: bool,
     },
-    /// The broker was seen to keep the message as a failed job.
+    /// The broker was observed to keep the message as a failed job.
     Failed(MessageId),
-    /// Members of a join that were seen to have reported, and whether it has failed; `None`: it is over.
+    /// Members of a join that were observed to have reported, and whether the join has failed; `None`: it has ended.
     Join(JoinId, Option<(Vec<u32>, bool)>),
-    /// The broker has made a job of a schedule, by this plan.
+    /// The broker has created a job of a schedule, by this plan.
     Scheduled(ScheduleName, MessageId, Box<SchedulePlan>),
-    /// The job of a schedule is to stop, since this time has come. With it, this number of times is decided.
+    /// A schedule's job must stop because this time has come. The decision brings the number of decided times to this
+    /// count.
     MakesWay(ScheduleName, u64, u64, MessageId, Box<Moment>),
-    /// A job of a schedule was seen to have ended, and only its result is left.
+    /// A job of a schedule was observed to have ended; only its result is left.
     Gone(MessageId),
-    /// The live message that was seen to own a key.
+    /// Live message that was observed to own a key.
     Owner(Key, Option<MessageId>),
-    /// The deadline of a workflow was seen to have come.
+    /// The deadline of a workflow was observed to have passed.
     Overdue(MessageId, Box<Moment>),
-    /// All was quiet. `goes_on`: an operation on many jobs was not over.
+    /// A quiet moment. `goes_on`: an operation on many jobs had not finished.
     Quiet {
         goes_on: bool,
     },
@@ -112,7 +113,7 @@ impl Checker {
         self.base_tx = self.told;
     }
 
-    /// Forgets that deadlines were seen to come, where a crash has taken that back; whether there are any.
+    /// Forgets that deadlines were observed to pass, if a crash has taken that back. Returns whether any remain.
     pub(super) fn forget_deadlines(&mut self, broker: &Broker) -> bool {
         let events = self.story.len();
         self.looked_at = 0;
@@ -125,7 +126,7 @@ impl Checker {
         self.story.len() < events
     }
 
-    /// Replays the story to the model, as it was without these transactions.
+    /// Replays the story to the model without these transactions.
     pub(super) fn retell_until(&mut self, lost: u64) {
         self.txs.split_off(&lost);
         self.looked_at = 0;

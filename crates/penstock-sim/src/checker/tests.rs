@@ -1,4 +1,4 @@
-//! Verdicts of the checker, on a broker whose disk is told when to read.
+//! Tests the checker's verdicts on a broker whose disk reads on command.
 
 use bytes::Bytes;
 use penstock_broker::{BrokerOptions, ConnId, Now};
@@ -15,7 +15,7 @@ use crate::said::{Commit, Hello, Said};
 
 const BEGINNING_MS: u64 = 1_800_000_000_000;
 
-/// A broker that keeps no body in memory, and its checker.
+/// Broker that keeps no body in memory, and its checker.
 struct Desk {
     engine: Engine,
     writer: Writer<SimStorage>,
@@ -138,8 +138,8 @@ impl Desk {
         )
     }
 
-    /// Hands a second message out, in place of the broker, before a first that is ready, after all
-    /// that happens `meanwhile`.
+    /// Hands out a second message, on the broker's behalf, while the first is ready. `meanwhile` happens between the
+    /// two.
     fn pass_over(&mut self, meanwhile: impl FnOnce(&mut Self)) -> Verdict {
         let producer = ConnId(1);
         self.greet(producer)?;
@@ -216,8 +216,8 @@ impl Desk {
     }
 }
 
-/// Seed 112577 of a soak: the first message went to one who said goodbye before its body was read, and was
-/// back in its place when the second, handed out before, left. The checker called that out of turn.
+/// Seed 112577 of a soak: the first message was granted to a client that said goodbye before the body was read. It was
+/// back in its place when the second, handed out earlier, left. The checker reported that as out of turn.
 #[test]
 fn a_delivery_whose_body_is_read_late_may_leave_after_a_goodbye_brought_an_earlier_one_back() {
     let [producer, first, second] = [1, 2, 3].map(ConnId);
@@ -242,7 +242,7 @@ fn a_delivery_whose_body_is_read_late_may_leave_after_a_goodbye_brought_an_earli
     assert_eq!(desk.checker.counts.deliveries, 1);
 }
 
-/// A message that was given to nobody may not be passed over.
+/// A ready message that was not handed out may not be passed over.
 #[test]
 fn a_message_that_nobody_was_given_may_not_be_passed_over() {
     let mut desk = Desk::new();
@@ -250,8 +250,8 @@ fn a_message_that_nobody_was_given_may_not_be_passed_over() {
     assert!(verdict.is_err_and(|what| what.contains("whose turn it was")));
 }
 
-/// Seed 404123 of a soak: three brokers died, each of which may have handed the first message out unseen,
-/// so it may have failed and be no longer in the way. The checker called the second out of turn.
+/// Seed 404123 of a soak: three brokers died, each of which may have handed out the first message unseen. So it may
+/// have failed and no longer be in the way. The checker reported the second as out of turn.
 #[test]
 fn a_message_that_may_have_failed_may_be_passed_over() {
     let mut desk = Desk::new();
@@ -259,7 +259,7 @@ fn a_message_that_may_have_failed_may_be_passed_over() {
         for _ in 0..3 {
             desk.checker.model.restarted(1_000);
         }
-        // Until here somebody might have come back with it.
+        // Until here, a client might have come back with it.
         desk.pass(1_000);
     });
     assert_eq!(verdict, Ok(()));

@@ -1,4 +1,4 @@
-//! Waits of running jobs for others: which the broker must refuse, and which it may.
+//! Waits of running jobs for other jobs: which ones the broker must refuse, and which ones it may refuse.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,16 +12,17 @@ use crate::said::Said;
 /// Waits as the sessions of the jobs report them.
 #[derive(Default)]
 pub(super) struct Waits {
-    /// Jobs that wait, by connection, and for which others.
+    /// Waiting jobs by connection, each with the jobs that it waits for.
     open: BTreeMap<(ConnId, MessageId), Waiting>,
-    /// Jobs whose waits have ended since all was quiet last, and what each waited for: a refusal that is on its way may
-    /// be for one of these.
+    /// Waits that have ended since the last quiet moment: the job, and what it waited for. A refusal on its way may
+    /// concern one of these.
     ended: BTreeSet<(MessageId, MessageId)>,
-    /// Waits that were surely in a circle when they were reported, and have not been refused: the job, and what it waits for.
+    /// Waits that certainly closed a circle when they were reported, and have not been refused: the job, and what it
+    /// waits for.
     missed: BTreeSet<(ConnId, MessageId, MessageId)>,
 }
 
-/// Wait of a job, under the lease that it has as far as anybody can tell.
+/// Wait of a job, with the lease under which it probably runs.
 struct Waiting {
     lease: Option<Lease>,
     keys: BTreeSet<MessageId>,
@@ -41,7 +42,7 @@ impl Waits {
         self.end(conn, None, key);
     }
 
-    /// Ends all waits of a connection that is over.
+    /// Ends all waits of a connection that closed.
     pub(super) fn closed(&mut self, conn: ConnId) {
         let all = std::mem::take(&mut self.open).into_iter();
         let (over, others): (BTreeMap<_, _>, _) = all.partition(|((of, _), _)| *of == conn);
@@ -52,7 +53,7 @@ impl Waits {
         self.missed.retain(|(of, ..)| *of != conn);
     }
 
-    /// Ends all waits: the broker has died.
+    /// Ends all waits because the broker has died.
     pub(super) fn clear(&mut self) {
         self.open.clear();
         self.ended.clear();
@@ -63,7 +64,7 @@ impl Waits {
         self.ended.clear();
     }
 
-    /// Returns all that a job has waited for since all was quiet last.
+    /// Returns all jobs that this job has waited for since the last quiet moment.
     fn perhaps_of(&self, job: MessageId) -> impl Iterator<Item = MessageId> {
         let open = self.open.iter().filter(move |((_, of), _)| *of == job);
         let open = open.flat_map(|(_, waiting)| waiting.keys.iter().copied());
@@ -81,7 +82,7 @@ fn pairs(job: MessageId, waiting: Waiting) -> impl Iterator<Item = (MessageId, M
 }
 
 impl Checker {
-    /// Notes the waits that a session reports, and those that it says are over.
+    /// Notes the waits that a session reports, and the waits that it reports as over.
     pub(super) fn heard_of_waits(&mut self, conn: ConnId, said: &Said) {
         if let Some(waiter) = said.waiter {
             let results = said.watch.iter().filter_map(|key| match key {
@@ -119,7 +120,7 @@ impl Checker {
         }
     }
 
-    /// Returns the lease under which the job runs; `None`: nobody can tell, or it has several copies.
+    /// Returns the lease under which the job runs. `None`: this is unknown, or the job has several copies.
     fn lease_of(&self, job: MessageId) -> Option<Lease> {
         let mut items = self.model.with_id(job);
         let item = items.next()?;
@@ -129,7 +130,7 @@ impl Checker {
         }
     }
 
-    /// Checks a refusal: what the job waits for must wait for that job.
+    /// Checks a refusal: the job that it waits for must be waiting for it.
     pub(super) fn refused_wait(
         &mut self,
         conn: ConnId,
@@ -169,7 +170,7 @@ impl Checker {
         Ok(())
     }
 
-    /// Returns those of these keys that surely wait for the job, if it surely waits for them.
+    /// Returns the keys that certainly wait for the job, if the job certainly waits for them.
     fn circles_of(&self, waiter: MessageId, keys: BTreeSet<MessageId>) -> Vec<MessageId> {
         let mut surely: BTreeMap<MessageId, Vec<MessageId>> = BTreeMap::new();
         for ((conn, job), waiting) in &self.waits.open {
@@ -194,7 +195,7 @@ impl Checker {
         circles
     }
 
-    /// Checks, at a quiet moment, that each job was told that would have waited for itself in the end.
+    /// Checks, at a quiet moment, that every wait that would have closed a circle was refused.
     pub(super) fn no_circle_was_missed(&self) -> Verdict {
         match self.waits.missed.first() {
             None => Ok(()),

@@ -1,4 +1,4 @@
-//! Cancellations: of one job or of many, and of those that run and are asked to stop.
+//! Cancellations of one job or of many, and requests to stop running jobs.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -10,24 +10,24 @@ use penstock_message::{
 use super::item::{End, Item, Moment, State, When};
 use super::{Model, Verdict};
 
-/// Time for which a broker remembers an operation that is over.
+/// Time for which a broker remembers a finished operation.
 const REMEMBERED_MS: u64 = 600_000;
 
-/// A cancellation by filter, and what may come of it.
+/// Cancellation by filter, and its possible effects.
 #[derive(Clone, Debug)]
 pub(super) struct Operation {
     number: u64,
     decided_ms: u64,
-    /// Most jobs that matched when it was decided.
+    /// Maximum number of jobs that matched when it was decided.
     at_most: usize,
-    /// Places of items that waited then, and that it surely ends: unless another order comes first.
+    /// Places of items that were waiting then, and that it certainly ends, unless another order comes first.
     surely: Vec<usize>,
-    /// Whether no other order was given since that ends jobs.
+    /// Whether no other order that ends jobs was given since.
     is_alone: bool,
 }
 
 impl Model {
-    /// Ends the copies of a message that wait, wherever they do; those that run may be asked to stop.
+    /// Ends the waiting copies of a message, wherever they wait; running copies may be asked to stop.
     pub(super) fn cancel(
         &mut self,
         id: MessageId,
@@ -64,8 +64,8 @@ impl Model {
         Ok(())
     }
 
-    /// Returns the jobs of the group that has taken the place of a job, and all that runs for nothing but these; `None`: no
-    /// group that may still be open.
+    /// Returns the jobs of the group that has taken the place of a job, and all jobs that run only for their sake.
+    /// `None`: no group that may still be open.
     pub(super) fn in_place_of(&self, id: MessageId) -> Option<Vec<usize>> {
         let place = place_of_heir(id)?;
         let group = *self.by_place.get(&(place.join, place.index))?;
@@ -107,7 +107,7 @@ impl Model {
         Some(found)
     }
 
-    /// Checks the state in which the answer says that a job was cancelled.
+    /// Checks the state in which the job was cancelled, according to the answer.
     fn found_is_right(
         &self,
         index: usize,
@@ -144,8 +144,8 @@ impl Model {
         matches!(self.items[index].state, State::Held(_)) && !self.may_let_go(index)
     }
 
-    /// Ends all jobs of a queue or a task that wait; those that run may be asked to stop. From the decision on none that
-    /// waited starts.
+    /// Ends all waiting jobs of a queue or a task; running jobs may be asked to stop. No job that was waiting at the
+    /// decision starts after it.
     pub(super) fn cancel_many(
         &mut self,
         filter: &Filter,
@@ -172,7 +172,7 @@ impl Model {
         {
             self.cancelled.insert(workflow);
         }
-        // The broker counts those that a failed group has blocked: for the model they have ended.
+        // The broker counts jobs that a failed group has blocked; in the model they have ended.
         let may_count = |item: &&Item| {
             let has_ended = matches!(item.state, State::Ended(_));
             matches(item) && (!has_ended || item.is_blocked())
@@ -208,8 +208,9 @@ impl Model {
         Ok(())
     }
 
-    /// Ends an item that a failed group has blocked, for an order that is for many. It ends as it was told, and no retry of what
-    /// blocks it makes it wait again. But the broker does that in steps, and the group may block it later, or be retried earlier.
+    /// Ends an item that a failed group has blocked, for a bulk order. The item ends as ordered, and a retry of the
+    /// member that blocks it does not make it wait again. But the broker works in steps, so the group may block it
+    /// later or be retried earlier.
     fn end_blocked(&mut self, index: usize) {
         let item = &mut self.items[index];
         item.state = State::Ended(End::Purged);
@@ -222,8 +223,8 @@ impl Model {
         }
     }
 
-    /// Notes that a join waits again. What it had blocked and what was to end as that may have waited again, too, when the
-    /// broker came to it, and what that had blocked in its turn: then it was cancelled.
+    /// Notes that a join waits again. Messages that it had blocked, and that a bulk order was to end, may also have
+    /// waited again when the broker came to them; so may messages that those had blocked. They were then cancelled.
     pub(super) fn may_be_cancelled_anew(&mut self, join: JoinId) {
         let held = self.ending_blocked.iter().copied();
         let held: Vec<usize> = held
@@ -239,11 +240,11 @@ impl Model {
         }
     }
 
-    /// Ends an item for an order that is for many; one that runs may be asked to stop.
+    /// Ends an item for a bulk order; a running item may be asked to stop.
     pub(super) fn stop(&mut self, index: usize, running: OnRunning) {
         let item = &self.items[index];
         let id = item.message.id;
-        // Those that have failed are not meant, and nobody may have seen that, or may ever see it.
+        // Failed jobs do not match, but their failure may not have been observed, and may never be.
         let has_failed = item.may_be_dead() && self.moment.failed.contains(&id);
         let may_have_failed = item.may_be_dead() && self.moment.gone.contains(&id);
         if matches!(item.state, State::Ended(_)) || has_failed {
@@ -265,17 +266,17 @@ impl Model {
         if (item.state == State::Waiting || is_held) && !is_unseen {
             item.cancelled = Some(grants);
         } else if running == OnRunning::Leave {
-            // It may come back while the operation goes on, and gets a new place then.
+            // It may come back while the operation continues, and then gets a new place.
             item.in_order = false;
         }
     }
 
-    /// Returns the workflows whose deadlines nobody has seen to come.
+    /// Returns the workflows whose deadlines nobody has observed to pass.
     pub fn deadlines(&self) -> Vec<MessageId> {
         self.deadlines.keys().copied().collect()
     }
 
-    /// Ends all jobs of a workflow whose deadline was seen to come, but for those that wait for a failure.
+    /// Ends all jobs of a workflow whose deadline was observed to pass, except jobs that wait for a failure.
     pub fn overdue(&mut self, workflow: MessageId, moment: &Moment) -> Verdict {
         let Some(deadline) = self.deadlines.remove(&workflow) else {
             return Ok(());
@@ -301,7 +302,7 @@ impl Model {
         Ok(())
     }
 
-    /// Checks, at a quiet moment, that no workflow goes on whose deadline has come.
+    /// Checks, at a quiet moment, that no workflow continues after its deadline.
     pub fn deadlines_are_kept(&self) -> Verdict {
         if self.clock_is_doubtful {
             return Ok(());
@@ -312,7 +313,7 @@ impl Model {
                 .items
                 .iter()
                 .filter(|it| it.workflow() == Some(*workflow));
-            // One that somebody has retried goes on after the end of its workflow.
+            // A job that somebody has retried continues after the end of its workflow.
             if !is_past || jobs.clone().any(|item| item.generation > 0) {
                 continue;
             }
@@ -329,19 +330,19 @@ impl Model {
         Ok(())
     }
 
-    /// Notes an order that ends jobs: nobody can tell by which of several a job has ended.
+    /// Notes an order that ends jobs: nobody can tell which of several orders has ended a job.
     pub(super) fn another_order(&mut self) {
         for operation in &mut self.operations {
             operation.is_alone = false;
         }
     }
 
-    /// Returns the numbers of the cancellations that were not over when all was quiet last.
+    /// Returns the numbers of the cancellations that had not finished at the last quiet moment.
     pub fn operations(&self) -> Vec<u64> {
         self.operations.iter().map(|it| it.number).collect()
     }
 
-    /// Checks, at a quiet moment, what the broker says of a cancellation. `None`: it remembers none.
+    /// Checks, at a quiet moment, the broker's report on a cancellation. `None`: it remembers none.
     pub fn operation_is_right(&self, number: u64, status: Option<OperationStatus>) -> Verdict {
         let Some(operation) = self.operations.iter().find(|it| it.number == number) else {
             return Ok(());
@@ -379,7 +380,7 @@ impl Model {
         }
     }
 
-    /// Notes that a message is run by somebody, seen or not, who is to stop it.
+    /// Notes that the current holder of a message, observed or not, must stop it.
     fn was_asked_to_stop(&mut self, index: usize) -> Verdict {
         if self.may_let_go(index) {
             self.was_let_go(index);
@@ -387,7 +388,7 @@ impl Model {
         let item = &mut self.items[index];
         match item.state {
             State::Leased { .. } => Ok(()),
-            // Where nobody runs it any more, it has ended.
+            // If nobody runs it any more, it has ended.
             State::Waiting | State::Adrift { .. } => {
                 item.purged = true;
                 Ok(())
@@ -399,8 +400,8 @@ impl Model {
         }
     }
 
-    /// Whether the item's workflow was cancelled with it: it brings no others, and nothing takes its place. Somebody may have
-    /// retried it since.
+    /// Whether the item was cancelled with its whole workflow: it spawns no jobs, and nothing takes its place. Somebody
+    /// may have retried it since.
     pub(super) fn is_of_cancelled_workflow(&self, index: usize) -> bool {
         let item = &self.items[index];
         let is_cancelled = |id| self.cancelled.contains(&id) && !self.moment.unlisted.contains(&id);
@@ -410,7 +411,7 @@ impl Model {
             && item.workflow().is_some_and(is_cancelled)
     }
 
-    /// Ends an item whose lease has ended without a success, if it was asked to stop.
+    /// Ends an item whose lease has ended without success, if it was asked to stop.
     pub(super) fn ends_if_asked(&mut self, index: usize) -> bool {
         let is_asked = self.items[index].asked.is_some();
         if is_asked {

@@ -1,18 +1,18 @@
-//! Unique keys: who may own one, and what a claim may come to.
+//! Unique keys: who may own one, and the possible outcomes of a claim.
 //!
-//! A key has one live owner at most. The model knows the owner for certain, or doubts: a job whose key ends with its
-//! first hand-out may have been handed out unseen. A receipt that names an owner, and a quiet moment, resolve the doubt.
+//! A key has at most one live owner. The model may be unsure who that is: a job whose claim ends with its first hand-out
+//! may have been handed out unseen. A receipt that names an owner, or a quiet moment, resolves the doubt.
 
 use penstock_message::{Claim, Conflict, Key, MessageId, Until, ValueStatus};
 
 use super::item::{End, Item, State, Stored, When};
 use super::{Model, Verdict};
 
-/// Message whose place another one takes.
+/// Message whose place another message takes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Predecessor {
     index: usize,
-    /// Whether it is certain that its place was taken: it may have lost the key before.
+    /// Whether its place was certainly taken: it may have lost the key before.
     is_sure: bool,
     may_be_ready: bool,
     is_ready: bool,
@@ -28,7 +28,7 @@ impl Model {
         keys
     }
 
-    /// Returns the places of live items that own the key, or may.
+    /// Returns the places of live items that own or may own the key.
     pub fn claimants<'a>(&'a self, key: &'a Key) -> impl Iterator<Item = usize> + 'a {
         self.live.iter().copied().filter(move |index| {
             let item = &self.items[*index];
@@ -39,7 +39,7 @@ impl Model {
     /// Whether a claimant owns its key for certain.
     pub(super) fn surely_owns(&self, index: usize) -> bool {
         let item = &self.items[index];
-        // A failed group blocks what it holds, which frees its key.
+        // A failed group blocks the messages that it holds, which frees their keys.
         let may_be_blocked = matches!(item.state, State::Held(join) if self.may_have_failed(join));
         let may_have_started = item.until_start
             && (item.state != State::Waiting || self.moment.handed_out.contains(&item.message.id));
@@ -50,7 +50,7 @@ impl Model {
             && !may_have_started
     }
 
-    /// Returns the job for which a value keeps the key, and whether the value may be over.
+    /// Returns the job for which a value keeps the key, and whether the value may have expired.
     fn kept_for(&self, key: &Key) -> Option<(MessageId, bool)> {
         let stored = self.value(key).filter(|_| matches!(key, Key::Scoped(..)))?;
         let id = stored.body.as_ref()?[..].try_into().ok().map(MessageId)?;
@@ -66,7 +66,7 @@ impl Model {
                 .any(|at| self.items[at].message.id == id)
     }
 
-    /// Whether the retry of a job may be refused, since another one may have its key by now.
+    /// Whether the retry of a job may be refused because another job may have its key.
     pub(super) fn key_may_be_taken(&self, id: MessageId) -> bool {
         let claims = self.with_id(id).filter_map(|item| item.claim.as_ref());
         claims
@@ -74,14 +74,14 @@ impl Model {
             .any(|key| self.key_exists(key) != Some(false))
     }
 
-    /// Whether the retry of a job must be refused for its key.
+    /// Whether the retry of a job must be refused because of its key.
     pub(super) fn key_is_surely_taken(&self, item: &Item) -> bool {
         let is_sure = item.has_failed() && !item.claim_is_unsure && !item.until_start;
         let key = item.claim.as_ref().filter(|_| is_sure);
         key.is_some_and(|key| self.key_exists(key) == Some(true))
     }
 
-    /// Whether another message may certainly take the place of this one.
+    /// Whether another message can certainly take the place of this one.
     fn is_replaceable(&self, index: usize) -> bool {
         let item = &self.items[index];
         let id = item.message.id;
@@ -101,7 +101,7 @@ impl Model {
             && !is_step
     }
 
-    /// Checks what became of a claim. `owner`: the job that the receipt names.
+    /// Checks the outcome of a claim. `owner`: the job that the receipt names.
     pub(super) fn claim_is_right(
         &mut self,
         claim: &Claim,
@@ -142,7 +142,7 @@ impl Model {
         let is_named = match (owner, &sure[..]) {
             (Some(owner), [at]) if !is_kept => self.items[*at].message.id == owner,
             (Some(owner), _) => self.may_own(owner, key),
-            // The value of an application's own key names nobody.
+            // The value of an application's own key names no owner.
             (None, sure) => matches!(key, Key::Named(_)) && sure.is_empty(),
         };
         if !is_named {
@@ -169,7 +169,7 @@ impl Model {
         }
     }
 
-    /// Compares, at a quiet moment, the live message that owns a key.
+    /// Compares, at a quiet moment, the live owner of a key.
     pub fn saw_owner(&mut self, key: &Key, owner: Option<MessageId>) -> Verdict {
         self.moment = super::Moment::default();
         let claimants: Vec<usize> = self.claimants(key).collect();
@@ -201,7 +201,8 @@ impl Model {
         Ok(())
     }
 
-    /// Ends the message whose place is taken by one that claims its key, or notes that it may have ended so. Returns it.
+    /// Ends the message whose place is taken by a new one that claims its key, or notes that it may have ended that
+    /// way. Returns that message.
     pub(super) fn supersede(
         &mut self,
         number: u64,
@@ -214,7 +215,7 @@ impl Model {
         let owners: Vec<usize> = self.claimants(&claim.key).collect();
         let mut predecessor = None;
         for index in owners {
-            // In a story that is retold, a hand-out may be missing that has ended its claim.
+            // A replayed story may lack the hand-out that ended its claim.
             let is_sure = !self.lenient && self.is_replaceable(index);
             let now = self.now;
             let item = &self.items[index];
@@ -241,7 +242,7 @@ impl Model {
                 }
                 self.finish(index, End::Superseded);
             } else {
-                // It has lost the key in this way or in another one.
+                // It has lost the key in this way or in another.
                 item.lacks_key = true;
                 item.may_be_superseded = true;
                 if !matches!(item.state, State::Leased { .. }) {
@@ -253,7 +254,7 @@ impl Model {
         predecessor
     }
 
-    /// Gives the message that was published last the key that it claims, and the place and the times of the one before.
+    /// Assigns the claimed key to the message that was published last, with the place and the times of its predecessor.
     pub(super) fn enter_claim(
         &mut self,
         number: u64,
@@ -285,7 +286,7 @@ impl Model {
         let id = item.message.id;
         item.latest = own_latest.map(|at| (at, at));
         if let Some((it, latest, place, is_same_line)) = before {
-            // The one before may have had no say in it.
+            // The predecessor may not have counted.
             item.latest = match (latest, item.latest) {
                 (Some(first), Some(own)) if !it.is_sure => {
                     Some((first.0.min(own.0), first.1.max(own.1)))
@@ -299,14 +300,14 @@ impl Model {
                 item.in_order &= it.is_ready && !has_operations;
             }
             if let Some(When::Steady(at)) = item.due {
-                // The first of several waits as long as it says.
+                // The first of several waits as long as it asked to.
                 let at_most = match latest.filter(|_| it.is_sure) {
                     Some(latest) => at.min(latest.1),
                     None => at,
                 };
                 let at_least = latest.map_or(at, |latest| at.min(latest.0));
                 if latest.is_some() && it.may_be_ready {
-                    // It may have had its turn at once.
+                    // It may have been due at once.
                     item.due = None;
                     item.due_reached = true;
                     item.delayed_at_most = if it.is_ready { 0 } else { at_most };
@@ -336,7 +337,7 @@ impl Model {
         }
     }
 
-    /// Notes that messages on their way to a session may have been handed out unseen: their keys may be free.
+    /// Notes that messages on their way to a session may have been handed out unobserved, so their keys may be free.
     pub(super) fn keys_may_be_free(&mut self) {
         let now = self.now;
         for index in &self.live {

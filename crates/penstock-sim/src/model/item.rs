@@ -1,4 +1,4 @@
-//! Nouns of the model: a message, a value, a join and a session, with simple questions.
+//! Nouns of the model (a message, a value, a join and a session), with simple questions about them.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use penstock_message::{
 
 use crate::work::TASKS;
 
-/// True time, and what the wall shows; both in milliseconds since the Unix epoch.
+/// True time and wall-clock time, both in milliseconds since the Unix epoch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Time {
     pub steady: u64,
@@ -19,7 +19,7 @@ pub struct Time {
 }
 
 impl Time {
-    /// Whether both clocks have gone on by as much.
+    /// Whether both clocks have advanced by the same amount.
     pub fn is_as_far_apart_as(self, other: Self) -> bool {
         self.wall.wrapping_sub(self.steady) == other.wall.wrapping_sub(other.steady)
     }
@@ -39,7 +39,7 @@ impl When {
         }
     }
 
-    /// Returns the steady time at which it comes unless the wall is set.
+    /// Returns the steady time at which it is due unless the wall clock is set.
     fn on_the_steady_clock(self, now: Time) -> u64 {
         match self {
             Self::Steady(at) => at,
@@ -55,7 +55,7 @@ impl When {
     }
 }
 
-/// A message in one queue.
+/// Message in one queue.
 #[derive(Clone, Debug)]
 pub struct Item {
     pub message: Message,
@@ -63,65 +63,68 @@ pub struct Item {
     pub state: State,
     /// Place among others of its priority and task.
     pub place: u64,
-    /// Whether it is ready since it was published or moved, so that its place is when that happened.
+    /// Whether it has been ready since it was published or moved, so that its place dates from then.
     pub in_order: bool,
     pub(super) due: Option<When>,
     pub(super) due_reached: bool,
-    /// Time until which it may be delayed for a crash that nobody has seen, or whose number nobody knows; 0: it is not.
+    /// Latest time until which a crash may delay it that was unobserved or whose number is unknown; 0: it is not
+    /// delayed.
     pub(super) delayed_at_most: u64,
     pub(super) expires: Option<When>,
-    /// Fewest and most times that a worker died under it.
+    /// Minimum and maximum number of times that a worker died while running it.
     pub(super) crashes: (u8, u8),
-    /// Time before which no crash comes beyond those counted until then: a worker was lost that held it.
+    /// Time before which no crash beyond those already counted can come: a worker that held it was lost.
     pub(super) lost_at: u64,
-    /// Times that it or another one killed their process; at least 1 once it did so surely.
+    /// Number of times that it or another job killed their process; at least 1 if it certainly did so once.
     pub(super) suspects: u8,
-    /// Leases that were seen, oldest first.
+    /// Observed leases, oldest first.
     pub(super) leases: Vec<(Lease, SessionId)>,
-    /// Lease that its session gave up without an outcome; the broker ends it in a step of its own, and until then the
-    /// session may come back with it.
+    /// Lease that its session gave up without an outcome. The broker ends it in a separate step; until then the session
+    /// may come back with it.
     pub(super) comes_back: Option<(Lease, SessionId)>,
-    /// Last of them that was settled; none before it will ever hold again.
+    /// Last lease that was settled; no earlier one can hold again.
     pub(super) settled: Option<Lease>,
-    /// Whether it may have run since it came into this queue.
+    /// Whether it may have run since it entered this queue.
     pub(super) may_have_run: bool,
-    /// Whether a worker has stored its result: one that is acked with another job has none.
+    /// Whether a worker has stored its result: a job that is acknowledged together with another has none.
     pub(super) has_result: bool,
     pub claim: Option<Key>,
     /// Whether the first hand-out ends its claim.
     pub(super) until_start: bool,
-    /// Claim that its first hand-out has ended, for as long as a crash may undo that.
+    /// Claim that its first hand-out has ended, kept while a crash may undo that.
     pub(super) started_claim: Option<Key>,
-    /// Whether it was seen to have lost its key. A retry takes it again.
+    /// Whether it was observed to have lost its key. A retry reclaims it.
     pub(super) lacks_key: bool,
-    /// Latest time at which it or a message that takes its place is due: at least, and at most.
+    /// Minimum and maximum of the latest time at which it or its replacement is due.
     pub(super) latest: Option<(u64, u64)>,
     /// Whether another message may have taken its place.
     pub(super) may_be_superseded: bool,
-    /// Its failure, if it is kept as a failed job and somebody saw when that began.
+    /// Its failure, if it is kept as a failed job and the start of that was observed.
     pub failure: Option<Failed>,
-    /// Whether it may have lost its key unseen: its first hand-out, or the deletion of the key, may have ended the claim.
+    /// Whether it may have lost its key unobserved: its first hand-out, or the deletion of the key, may have ended the
+    /// claim.
     pub(super) claim_is_unsure: bool,
-    /// Notes that it certainly has, in order; it may have others.
+    /// Notes that it certainly has, in order; it may have more.
     pub(super) notes: Vec<Bytes>,
-    /// Whether its time has come, or its queue was purged: it may have ended, unless it is leased.
+    /// Whether it has expired or its queue was purged: it may have ended, unless it is leased.
     pub(super) expiry_reached: bool,
     pub(super) purged: bool,
     /// Whether it may have been leased when its queue was purged.
     pub(super) end_is_unsure: bool,
-    /// Earliest time at which it may have ended unseen, if it may have.
+    /// Earliest time at which it may have ended unobserved, if it may have.
     pub(super) may_have_ended_at: Option<u64>,
-    /// The last hand-out of all, as (epoch, grant), when its worker was asked to stop it: it never starts after that.
+    /// The last hand-out overall, as (epoch, grant), when its worker was asked to stop it: it never starts after that.
     pub asked: Option<(u32, u64)>,
-    /// The last hand-out of all, as above, when it was cancelled and nobody ran it: it never starts after that.
+    /// The last hand-out overall, as (epoch, grant), when it was cancelled while it did not run: it never starts after
+    /// that.
     pub(super) cancelled: Option<(u32, u64)>,
-    /// Time until which, after a crash, it may be held back for a session that was given it unseen.
+    /// Time until which, after a crash, it may be held for a session that got it unobserved.
     pub unsure_until: u64,
-    /// Join that held it at first.
+    /// Join that held it initially.
     pub(super) held_by: Option<JoinId>,
     /// Number of times that a person has retried it.
     pub(super) generation: u32,
-    /// Transaction that put it where it is.
+    /// Transaction that put it in its current place.
     pub tx: u64,
 }
 
@@ -130,16 +133,16 @@ pub struct Item {
 pub struct Moment {
     /// Last hand-out by then, as (epoch, grant).
     pub grants: (u32, u64),
-    /// Jobs that had failed, that were not there any more, and that had been handed out: of those that a cancellation by
-    /// filter may mean.
+    /// Jobs that had failed, jobs that no longer existed, and jobs that had been handed out, among those that a
+    /// cancellation by filter may match.
     pub failed: BTreeSet<MessageId>,
     pub gone: BTreeSet<MessageId>,
     pub handed_out: BTreeSet<MessageId>,
-    /// Workflows of the jobs that it settles or cancels, of which the broker had forgotten all but the jobs.
+    /// Workflows of the jobs that it settles or cancels, if the broker had forgotten everything but those jobs.
     pub unlisted: BTreeSet<MessageId>,
 }
 
-/// Place of a failure among others, and its time.
+/// Place of a failure among all failures, and its time.
 #[derive(Clone, Copy, Debug)]
 pub struct Failed {
     pub place: u64,
@@ -157,7 +160,7 @@ pub enum State {
         session: SessionId,
         safe: bool,
     },
-    /// Any of these leases may hold; or it is back in its queue, or has failed.
+    /// One of these leases may hold; or the message is back in its queue, or has failed.
     Adrift {
         maybe: Vec<(Lease, SessionId)>,
     },
@@ -169,11 +172,11 @@ pub enum End {
     Acked,
     /// Its worker reported the failure.
     Failed,
-    /// Its workers died once too often.
+    /// Its workers died too often.
     Crashed,
-    /// A person dropped it when it had failed.
+    /// A person dropped it after it had failed.
     Dropped,
-    /// Another message has its id and its place, or a join has.
+    /// Another message or a join has its id and its place.
     Replaced,
     /// Another message that claims its key has its place.
     Superseded,
@@ -184,7 +187,7 @@ pub enum End {
     NotNeeded,
 }
 
-/// Work of a hand-out: all that its result depends on, but for the values themselves.
+/// Work of a hand-out: everything that its result depends on, except the values themselves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
     task: Option<&'static str>,
@@ -209,11 +212,11 @@ impl From<&Message> for Run {
 #[derive(Clone, Debug)]
 pub struct Stored {
     pub status: ValueStatus,
-    /// Body of the value; `None`: anything that the broker says.
+    /// Body of the value; `None`: any body is right.
     pub body: Option<Bytes>,
-    /// Latest time at which it goes.
+    /// Latest time at which it expires.
     pub until: Option<u64>,
-    /// Milliseconds by which it may go earlier: somebody may have been late to see what put it there.
+    /// Milliseconds by which it may expire earlier, because its cause may have been observed late.
     pub late_ms: u64,
     pub tx: Option<u64>,
 }
@@ -223,26 +226,26 @@ pub(super) struct JoinModel {
     pub(super) count: u32,
     pub(super) policy: JoinPolicy,
     pub(super) arrived: BTreeSet<u32>,
-    /// Number of them that have failed.
+    /// Number of members that have failed.
     pub(super) failures: u32,
     pub(super) over: bool,
-    /// Whether it was, when all was quiet last, and has been since.
+    /// Whether it was over at the last quiet moment, and has been since.
     pub(super) was_over: bool,
-    /// Whether so many have failed that it is over for that.
+    /// Whether it is over because too many members have failed.
     pub(super) has_failed: bool,
-    /// Whether it may have been released, with nobody seeing that, before one of its members was retried.
+    /// Whether it may have been released, unobserved, before one of its members was retried.
     pub(super) may_have_gone_on: bool,
-    /// Whether it was open again after that, unless the broker had dropped it.
+    /// Whether it reopened after that, unless the broker had dropped it.
     pub(super) was_reopened: bool,
     /// Whether the broker has dropped it.
     pub(super) was_dropped: bool,
-    /// Places of it in others.
+    /// Its places in other joins.
     pub(super) then: Vec<Member>,
-    /// Key of its outcome, and how long that is kept.
+    /// Key of its outcome, and how long the outcome is kept.
     pub(super) outcome: Option<(Key, u64)>,
 }
 
-/// A job that was replaced, and what it leaves to what takes its place.
+/// Job that was replaced, and the properties that its replacement inherits.
 #[derive(Clone, Debug)]
 pub(super) struct Replaced {
     pub(super) id: MessageId,
@@ -256,7 +259,7 @@ pub(super) struct Replaced {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Attendance {
     pub(super) heartbeat_ms: u64,
-    /// Time since which it is away; `None`: it is connected.
+    /// Time at which it disconnected; `None`: it is connected.
     pub(super) away_since: Option<u64>,
     pub(super) presented: Vec<Lease>,
 }
@@ -278,17 +281,17 @@ impl Item {
         !self.leases.is_empty()
     }
 
-    /// Returns the queue, the priority and the task, which say in which line it waits.
+    /// Returns the queue, the priority and the task, which together determine its flow.
     pub(super) fn line(&self) -> (&str, u8, &str) {
         (&self.queue, self.message.priority, &self.message.task)
     }
 
-    /// Returns the key that it owns, or may.
+    /// Returns the key that it owns or may own.
     pub(super) fn owned(&self) -> Option<&Key> {
         self.claim.as_ref().filter(|_| !self.lacks_key)
     }
 
-    /// Whether a failed group has blocked it: for the model it has ended, until somebody retries what has failed.
+    /// Whether a failed group has blocked it. In the model it has ended, until somebody retries the failed member.
     pub(super) fn is_blocked(&self) -> bool {
         self.state == State::Ended(End::JoinFailed)
     }
@@ -302,7 +305,7 @@ impl Item {
         self.purged |= self.asked.is_some();
     }
 
-    /// Notes that this lease holds; of a message that was published twice, it may be of the first time.
+    /// Notes that this lease holds. If the message was published twice, the lease may belong to the first time.
     pub(super) fn keep(&mut self, lease: Lease, session: SessionId) {
         self.state = State::Leased {
             lease,
@@ -350,16 +353,17 @@ impl Item {
         matches!(self.state, State::Ended(End::Failed | End::Crashed))
     }
 
-    /// Whether a worker may have died under it once too often.
+    /// Whether too many workers may have died while running it.
     pub fn may_be_dead(&self) -> bool {
-        // It is found there at any time after.
+        // From then on, the failed jobs list it.
         let was_unsure = self.state == State::Waiting && self.unsure_until > 0;
         (was_unsure || matches!(self.state, State::Adrift { .. }))
             && self.asked.is_none()
             && self.crashes.1 >= self.message.max_deliveries
     }
 
-    /// Notes whether it may have ended unseen, and from when on, if it may for the first time: since all looked at their clocks last.
+    /// Notes whether it may have ended unobserved. If that is new, it may have happened at any time since the clocks
+    /// were last read.
     pub(super) fn note_unseen_end(&mut self, looked: Time, now: Time) {
         let may_have_ended =
             self.ending().is_some() || self.may_be_dead() || self.may_have_died_unseen();
@@ -375,14 +379,14 @@ impl Item {
         self.may_have_ended_at.get_or_insert(at);
     }
 
-    /// Whether it would have failed if it had been ready since, with nobody seeing who it was given to.
+    /// Whether it would have failed if it had been ready since, with every hand-out unobserved.
     pub(super) fn may_have_died_unseen(&self) -> bool {
         self.unsure_until > 0
             && self.asked.is_none()
             && self.crashes.1 >= self.message.max_deliveries
     }
 
-    /// Returns how it may have ended; at the next quiet moment it has.
+    /// Returns how it may have ended; at the next quiet moment it certainly has.
     pub fn ending(&self) -> Option<End> {
         match self.state {
             State::Leased { .. } | State::Ended(_) => None,
@@ -396,7 +400,7 @@ impl Item {
         ending == Some(end) || ending.is_some() && (clock_is_doubtful || self.end_is_unsure)
     }
 
-    /// Whether a session may hold a lease of it that nobody has seen, or that may have ended.
+    /// Whether a session may hold a lease of it that nobody observed, or that may have ended.
     pub(super) fn is_unsure(&self, now: Time) -> bool {
         matches!(self.state, State::Adrift { .. })
             || self.unsure_until > now.steady
@@ -409,8 +413,8 @@ impl Item {
         self.due.is_some() || self.delayed_at_most > 0 || may_have_crashed
     }
 
-    /// Whether its time has come by the clocks as they are now. The next broker looks again: a wall that was set back may
-    /// show an earlier time.
+    /// Whether it is due by the current clocks. The next broker checks again: a wall clock that was set back may show
+    /// an earlier time.
     pub fn is_due(&self, now: Time) -> bool {
         // Milliseconds are rounded down, so a countdown is over when the next one has begun.
         let is_due = self.due.is_none_or(|due| match due {
@@ -420,7 +424,7 @@ impl Item {
         is_due && (self.delayed_at_most == 0 || self.delayed_at_most < now.steady)
     }
 
-    /// Notes a crash that may have been any of these, which delays it until after the first of them at least.
+    /// Notes a crash at one of several possible times, which delays it at least until after the first of them.
     pub(super) fn is_delayed_by_crash(&mut self, place: u64, now: Time) {
         let (least_ms, most_ms) = (
             delay_after_crash_ms(self.crashes.0),
@@ -439,7 +443,7 @@ impl Item {
         }
     }
 
-    /// Whether it is certainly in its queue, and to be handed out to any worker that asks.
+    /// Whether it is certainly in its queue, ready for any worker that asks.
     pub fn is_ready(&self, now: Time) -> bool {
         self.state == State::Waiting
             && self.due_reached
@@ -453,7 +457,7 @@ impl Attendance {
         self.ends_at().is_some_and(|at| now.steady >= at)
     }
 
-    /// Returns the time at which its leases end, if it stays away.
+    /// Returns the time at which its leases end if it stays away.
     pub(super) fn ends_at(&self) -> Option<u64> {
         self.away_since.map(|since| since + self.heartbeat_ms)
     }

@@ -1,4 +1,4 @@
-//! Questions to the model, and the values that clients may be shown.
+//! Questions to the model, and the values that clients may see.
 
 use bytes::Bytes;
 use penstock_message::{
@@ -29,14 +29,14 @@ impl Model {
             .map(|index| &self.items[*index])
     }
 
-    /// Returns the value that a key has, or may have. The end of its time is written nowhere, so a broker whose
-    /// clock was set back over a crash has it again: values that may be over are not forgotten here.
+    /// Returns the value that a key has, or may have. Its expiry is recorded nowhere, so a broker whose clock was set
+    /// back over a crash has it again. So values that may have expired are not forgotten here.
     pub fn value(&self, key: &Key) -> Option<&Stored> {
         let stored = self.values.get(key)?;
         (self.is_kept_longer(key) || !self.is_over(stored)).then_some(stored)
     }
 
-    /// Whether this value may be there beyond its time: for a join, or since the job is blocked for as long.
+    /// Whether this value may outlive its TTL, for a join or because the job is still blocked.
     fn is_kept_longer(&self, key: &Key) -> bool {
         let is_blocked = |item: &Item| item.state == State::Ended(End::JoinFailed);
         match key {
@@ -57,7 +57,7 @@ impl Model {
         values.any(|(key, stored)| matches!(key, Key::Named(_)) && !self.is_over(stored))
     }
 
-    /// Whether the key exists; `None`: it can't be known.
+    /// Whether the key exists; `None`: this can't be known.
     pub(super) fn key_exists(&self, key: &Key) -> Option<bool> {
         let claimants = self.claimants(key);
         let (sure, unsure): (Vec<usize>, Vec<usize>) =
@@ -77,8 +77,9 @@ impl Model {
         })
     }
 
-    /// Evaluates a job that has succeeded: what it makes of the values of those before it, each of which is evaluated the same
-    /// way. `None`: one of them has no value that can be known, or a crash has taken back that another job has the id.
+    /// Evaluates a job that has succeeded: the result that it computes from the values of its predecessors, each
+    /// evaluated the same way. `None`: one of them has no known value, or a crash has undone that another job took the
+    /// id.
     pub fn evaluated(&self, id: MessageId) -> Option<[u8; MADE_BYTES]> {
         let mut items = self.with_id(id);
         let item = items.next()?;
@@ -97,8 +98,8 @@ impl Model {
         Some(made_of(task, attempt, inputs.as_ref()))
     }
 
-    /// Whether the hand-out whose outcome it has was of this very job: a worker that ran the job that has taken its place may
-    /// come back with that lease when a crash has undone the replacement.
+    /// Whether the hand-out whose outcome it has ran this very job. A worker that ran the job's replacement may come
+    /// back with that lease after a crash has undone the replacement.
     fn ran_as_it_is(&self, item: &Item) -> bool {
         let Some(settled) = item.settled else {
             return false;
@@ -108,7 +109,7 @@ impl Model {
         runs.all(|run| *run == Run::from(&item.message))
     }
 
-    /// Whether a person has retried a member of the join, or anything before one.
+    /// Whether a person has retried a member of the join, or any predecessor of one.
     fn was_retried(&self, join: JoinId) -> bool {
         let count = self.joins.get(&join).map_or(0, |join| join.count);
         (0..count).any(|index| {
@@ -124,7 +125,7 @@ impl Model {
     fn values_of(&self, join: JoinId) -> Option<InputValues> {
         let JoinModel { count, policy, .. } = self.joins.get(&join)?;
         let count = *count;
-        // It may have gone on without what was retried since.
+        // It may have continued without the retried member.
         if policy.max_failures() > 0 && self.was_retried(join) {
             return None;
         }
@@ -148,7 +149,7 @@ impl Model {
         })
     }
 
-    /// Whether a join may have failed that nobody has seen to be over, and whose outcome has this key.
+    /// Whether a join with this outcome key may have failed, its end unobserved.
     pub fn may_have_outcome(&self, key: &Key) -> bool {
         let mut joins = self.joins.iter();
         joins.any(|(id, join)| {
@@ -157,12 +158,12 @@ impl Model {
         })
     }
 
-    /// Whether the job was cancelled just as a failed group blocked it, so that it may have ended as either.
+    /// Whether the job was cancelled just as a failed group blocked it, so that it may have ended either way.
     pub fn may_be_cancelled(&self, key: &Key, status: ValueStatus) -> bool {
         status == ValueStatus::Cancelled && self.either.contains(key)
     }
 
-    /// Checks a value that was shown.
+    /// Checks a value that a client received.
     pub fn shown(&self, key: &Key, status: ValueStatus, body: &Bytes) -> Verdict {
         let is_same = |stored: &Stored| {
             stored.status == status && stored.body.as_ref().is_none_or(|is| is == body)
@@ -188,22 +189,22 @@ impl Model {
                 )),
             };
         }
-        // The broker may have ended the message itself just now.
+        // The broker may just have ended the message itself.
         let Key::Result(id) = key else {
             return self.fail(format!("{key:?} has a value that nobody put there"));
         };
         let may_be = self.with_id(*id).any(|item| match status {
             ValueStatus::Expired => item.may_have_ended_as(End::Expired, self.clock_is_doubtful),
             ValueStatus::Cancelled => {
-                // One that waits for a failure is not needed once that can't come.
+                // A job that waits for a failure is not needed once the failure can't happen.
                 let is_not_needed = item.when() == Outcome::Failed
                     && matches!(item.state, State::Held(join) if self.may_be_released(join));
                 is_not_needed || item.may_have_ended_as(End::Purged, self.clock_is_doubtful)
             }
             ValueStatus::Upstream => match item.state {
-                // One that may have ended in another way before its group failed is held by a group that is over.
+                // An item that may have ended in another way before its group failed is held by a group that is over.
                 State::Held(join) => item.end_is_unsure || self.may_have_failed(join),
-                // Cancelled while it was blocked, it ended as that, though its group has opened again.
+                // It was cancelled while blocked and ended that way, though its group has reopened.
                 State::Waiting => item.end_is_unsure && item.held_by.is_some(),
                 _ => false,
             },

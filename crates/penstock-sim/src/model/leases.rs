@@ -1,5 +1,5 @@
-//! Holders of leases: hand-outs, sessions that come and go, and the rest of them after a crash. Here is nearly
-//! all of the model's doubt.
+//! Holders of leases: hand-outs, sessions that come and go, and the leases left after a crash. Nearly all of the
+//! model's doubt is here.
 
 use bytes::Bytes;
 use penstock_jobs::delay_after_crash_ms;
@@ -48,7 +48,7 @@ impl Model {
                 })
                 .collect();
             if self.lenient {
-                // What is certain of it is less than what was seen before the crash.
+                // The model is certain of less than was observed before the crash.
                 let mut copies = copies.into_iter().filter(|index| {
                     !matches!(self.items[*index].state, State::Ended(_) | State::Held(_))
                 });
@@ -152,14 +152,14 @@ impl Model {
             message.crashes
         };
         let item = &mut self.items[index];
-        // A crash that nobody saw has delayed it: its place is that of the end of the delay.
+        // An unobserved crash has delayed it: its place dates from the end of the delay.
         let was_delayed = message.crashes > item.crashes.0;
         item.in_order &= !was_delayed || delay_after_crash_ms(message.crashes) == 0;
         item.lend(*lease, session, (least, message.crashes));
         Ok(())
     }
 
-    /// Compares the values that a job is given with those that the members of its join are known to have left.
+    /// Compares the values that a job receives with those that the members of its join are known to have stored.
     fn was_given(&self, id: MessageId, item: &Item, inputs: &Bytes) -> Verdict {
         let extras = item.message.extras.as_deref();
         let Some(join) = extras
@@ -211,12 +211,12 @@ impl Model {
         Ok(())
     }
 
-    /// Notes that a session said hello; messages whose leases it holds and does not present go back.
+    /// Notes a session's hello; messages with leases that it holds but does not present return to their queues.
     pub fn hello(&mut self, session: SessionId, heartbeat_ms: u64, presented: &[Lease]) {
         let presented = presented.to_vec();
         for index in &self.live {
             let item = &mut self.items[*index];
-            // As when it leaves: this may be a second connection.
+            // As when a session disconnects: this may be its second connection.
             item.end_is_unsure |= item.purged;
             if let State::Leased {
                 lease,
@@ -238,7 +238,7 @@ impl Model {
         self.sessions.insert(session, attendance);
     }
 
-    /// Notes which leases of the session its welcome named.
+    /// Notes which leases the session's welcome named.
     pub fn welcomed(&mut self, session: SessionId, named: &[Lease]) -> Verdict {
         let presented = self
             .sessions
@@ -288,10 +288,10 @@ impl Model {
         }
     }
 
-    /// Notes that the broker has died and come back: grants may be lost, or may have been made unseen.
+    /// Notes that the broker has died and restarted: grants may be lost, or may have been made unobserved.
     pub fn restarted(&mut self, longest_heartbeat_ms: u64) {
         let now = self.now.steady;
-        // An operation goes on, and its counts are those of each broker.
+        // An operation continues, but each broker counts for itself.
         self.operations.clear();
         for index in &self.live {
             let item = &mut self.items[*index];
@@ -305,7 +305,7 @@ impl Model {
                 continue;
             }
             item.unsure_until = now + longest_heartbeat_ms;
-            // The hand-out that ended its claim may be lost, or have been made unseen.
+            // The hand-out that ended its claim may be lost, or may have been made unobserved.
             item.claim = item.started_claim.take().or(item.claim.take());
             item.claim_is_unsure |= item.until_start;
             item.end_is_unsure |= item.purged;
@@ -348,7 +348,8 @@ impl Model {
             })
     }
 
-    /// Finds the message whose lease the session gave up, and which the broker had not taken back when it came again.
+    /// Finds a message whose lease the session gave up, and which the broker had not yet taken back when the session
+    /// reconnected.
     fn not_ended_yet(&self, lease: &Lease, session: SessionId) -> Option<usize> {
         let copies = self.by_id.get(&lease.message)?;
         copies.iter().copied().find(|index| {
@@ -357,8 +358,8 @@ impl Model {
         })
     }
 
-    /// Finds the message whose publishing and hand-out were lost in a crash, and which was then sent again:
-    /// a session that was given it may go on.
+    /// Finds a message whose publishing and hand-out were lost in a crash, and which was then sent again: a session
+    /// that holds it may continue.
     fn published_again(&self, lease: &Lease, session: SessionId) -> Option<usize> {
         let copies = self.by_id.get(&lease.message)?;
         let may_hold = |item: &Item| {

@@ -10,19 +10,19 @@ use penstock_message::{
 use super::Model;
 use super::item::{End, Item, State};
 
-/// Whether an operation must be refused, as far as anybody outside can know.
+/// Whether an operation must be refused, as far as an outside observer can know.
 pub(super) enum Objection {
     None,
     Perhaps(Refusal),
     Surely(Refusal),
 }
 
-/// Ids and leases that a transaction has named so far: it names each once.
+/// Ids and leases that a transaction has named so far: each may be named once.
 #[derive(Default)]
 pub(super) struct Named {
     leases: BTreeSet<Lease>,
     ids: BTreeSet<MessageId>,
-    /// Job whose place is taken.
+    /// Job whose place is taken by another.
     replaced: Option<MessageId>,
 }
 
@@ -102,7 +102,7 @@ impl Model {
                 ..
             } => {
                 let runs = |item: &Item| matches!(item.state, State::Leased { .. });
-                // One that a failed group has blocked is there: for the model it has ended.
+                // A message that a failed group has blocked still exists; in the model it has ended.
                 let may_wait = |item: &Item| match item.state {
                     State::Leased { .. } => false,
                     State::Ended(end) => end == End::JoinFailed,
@@ -179,7 +179,7 @@ impl Model {
         }
     }
 
-    /// Whether a queue may have more than its limit with this many messages more.
+    /// Whether this many more messages may exceed the queue's limit.
     pub(super) fn may_overflow(&self, queue: &str, more: usize) -> bool {
         let Some(limits) = self.limits.get(queue) else {
             return false;

@@ -1,4 +1,4 @@
-//! Schedules: what code and people have said of them, and the jobs that the broker has made.
+//! Schedules: the orders of code and people, and the jobs that the broker has created.
 
 use std::collections::BTreeMap;
 
@@ -10,25 +10,25 @@ use penstock_message::{
 use super::item::{End, Item, Moment, State};
 use super::{Model, Verdict};
 
-/// A schedule as its orders have left it.
+/// Schedule as its orders have left it.
 #[derive(Clone, Debug)]
 pub struct ScheduleModel {
-    /// Transaction that has made it, which tells it from another one of its name.
+    /// Transaction that created it, which distinguishes it from others of the same name.
     pub life: u64,
     declared: Option<(SchedulePlan, AppRelease)>,
     set: Option<SchedulePlan>,
     pub is_paused: bool,
     /// Time from which intervals count.
     pub anchor: u64,
-    /// Time at which its times last went on from the present.
+    /// Time at which its times last resumed from the present.
     pub moved_at: u64,
     /// Number of orders that have changed it.
     pub changes: u64,
-    /// Number of orders to make a job at once.
+    /// Number of orders to create a job at once.
     pub runs: u64,
-    /// Number of those that were answered with a job.
+    /// Number of such orders that were answered with a job.
     pub answered: u64,
-    /// Last job that it is known to have made.
+    /// Last job that it is known to have created.
     pub last: Option<MessageId>,
 }
 
@@ -50,7 +50,7 @@ impl ScheduleModel {
         }
     }
 
-    /// Returns the plan that holds: a person's, or else the code's.
+    /// Returns the plan in force: a person's, or else the code's.
     pub fn plan(&self) -> Option<&SchedulePlan> {
         let declared = self.declared.as_ref().map(|(plan, _)| plan);
         self.set.as_ref().or(declared)
@@ -66,7 +66,7 @@ impl ScheduleModel {
 }
 
 impl Model {
-    /// Whether an order for a schedule must be refused. It may be if the last job is in the way of another one.
+    /// Whether an order for a schedule must be refused. It may be refused if the last job is in the way of another.
     pub(super) fn must_refuse(&self, name: &ScheduleName, step: Option<&ScheduleStep>) -> bool {
         let is_known = self.schedules.get(name);
         match step {
@@ -76,13 +76,13 @@ impl Model {
         }
     }
 
-    /// Whether an order to make a job at once may be refused.
+    /// Whether an order to create a job at once may be refused.
     pub(super) fn may_refuse_run(&self, name: &ScheduleName) -> bool {
         let schedule = self.schedules.get(name);
         schedule.is_some_and(|it| matches!(it.overlap(), Overlap::Skip | Overlap::Queue))
     }
 
-    /// Changes a schedule as an order says. `job`: the one that the answer names.
+    /// Changes a schedule as ordered. `job`: the job that the answer names.
     pub(super) fn change_schedule(
         &mut self,
         number: u64,
@@ -135,7 +135,7 @@ impl Model {
         Ok(())
     }
 
-    /// Notes that a schedule has made a job beside its times, or holds one back until the last has ended.
+    /// Notes that a schedule has created an extra job on demand, or holds one back until the last has ended.
     fn was_run(&mut self, number: u64, name: &ScheduleName, job: Option<MessageId>) -> Verdict {
         let Some(schedule) = self.schedules.get(name).cloned() else {
             return Ok(());
@@ -154,14 +154,14 @@ impl Model {
         Ok(())
     }
 
-    /// Notes that the broker has made the job of a time.
+    /// Notes that the broker has created the job of a time.
     pub fn was_scheduled(
         &mut self,
         name: &ScheduleName,
         job: MessageId,
         plan: &SchedulePlan,
     ) -> Verdict {
-        // One that is removed and made anew, after the clock was set back, may come to the same times.
+        // A schedule that is removed and recreated, after the clock was set back, may reach the same times again.
         if self.knows(job) && !self.was_unscheduled.contains(name) {
             return self.fail(format!("{name} has made job {job} twice"));
         }
@@ -175,7 +175,7 @@ impl Model {
         Ok(())
     }
 
-    /// Notes that the last job of a schedule, if it waited, may have been cancelled for the next one.
+    /// Notes that the last job of a schedule may have been cancelled in favour of the next one, if it was waiting.
     fn may_have_made_way(&mut self, name: &ScheduleName) {
         let last = self.schedules.get(name).and_then(|schedule| schedule.last);
         let Some(last) = last else { return };
@@ -191,7 +191,7 @@ impl Model {
         }
     }
 
-    /// Returns jobs of schedules that have not ended, as far as anybody has seen, and that nobody runs for certain.
+    /// Returns jobs of schedules that have not ended, as far as anybody has observed, and that may not be running.
     pub fn scheduled_jobs(&self) -> Vec<MessageId> {
         let live = self.live.iter().map(|index| &self.items[*index]);
         let open = live.filter(|item| {
@@ -201,7 +201,7 @@ impl Model {
         ids.filter(|id| self.scheduled.contains(id)).collect()
     }
 
-    /// Notes that a job of a schedule has ended unseen, such as one that was cancelled for the next.
+    /// Notes that a job of a schedule has ended unobserved, such as one that was cancelled for the next.
     pub fn has_ended_unseen(&mut self, job: MessageId) {
         for index in self.by_id.get(&job).cloned().unwrap_or_default() {
             let item = &mut self.items[index];
@@ -212,7 +212,7 @@ impl Model {
         }
     }
 
-    /// Notes that a job is to stop, since the next of its schedule has come.
+    /// Notes that a job must stop because the next one of its schedule is due.
     pub fn makes_way(&mut self, job: MessageId, moment: &Moment) {
         self.moment.clone_from(moment);
         self.another_order();
@@ -239,14 +239,14 @@ impl Model {
         let first = self.items.len();
         self.publish(number, &plan.queue, &message, None, State::Waiting);
         if let Some(item) = self.items.last_mut() {
-            // Others of the same call may have come before it, or after.
+            // Other jobs of the same call may have come before or after it.
             item.in_order = false;
             item.place = 0;
         }
         self.may_drop(&plan.queue, &(first..first));
     }
 
-    /// Whether the making of a job is certain, whatever is left of it: it was handed out.
+    /// Whether a job was certainly created: it was handed out, whatever remains of it.
     pub fn was_lent(&self, job: MessageId) -> bool {
         self.by_place_of(job) || self.with_id(job).any(Item::was_lent)
     }
@@ -277,7 +277,7 @@ impl Model {
         self.scheduled.contains(&job)
     }
 
-    /// Checks that an earlier job of a schedule may have ended when another one comes.
+    /// Checks that an earlier job of a schedule may have ended by the time another one is created.
     pub fn nothing_is_in_the_way(&self, name: &ScheduleName, last: Option<MessageId>) -> Verdict {
         let schedule = self.schedules.get(name);
         let cancels = schedule.is_some_and(|it| it.overlap() == Overlap::CancelPrevious);
@@ -292,12 +292,12 @@ impl Model {
         }
     }
 
-    /// Whether a job has certainly not ended. `may_cancel`: it may have been cancelled just now, if it waited.
+    /// Whether a job has certainly not ended. `may_cancel`: it may just have been cancelled, if it was waiting.
     fn is_surely_unfinished(&self, job: MessageId, may_cancel: bool) -> bool {
         let mut copies = self.by_id.get(&job).into_iter().flatten();
         copies.any(|index| {
             let item = &self.items[*index];
-            // One that has failed, and was retried, may have been finished in between.
+            // A job that failed and was retried may have been finished in between.
             item.generation == 0
                 && match item.state {
                     State::Leased { .. } => true,
@@ -307,7 +307,7 @@ impl Model {
         })
     }
 
-    /// Whether a job of a schedule has certainly ended, and all that runs in its place.
+    /// Whether a job of a schedule, and everything that runs in its place, has certainly ended.
     pub fn is_surely_finished(&self, job: MessageId) -> bool {
         let has_ended = |state: &State| matches!(state, State::Ended(_));
         let has_group = self.in_place_of(job).is_some();
@@ -319,13 +319,13 @@ impl Model {
             && !self.by_place_of(job)
     }
 
-    /// Whether a group has ever taken the place of the job: its end may not have been seen.
+    /// Whether a group has ever taken the place of the job: the group's end may not have been observed.
     fn by_place_of(&self, job: MessageId) -> bool {
         let place = penstock_message::place_of_heir(job);
         place.is_some_and(|place| self.by_place.contains_key(&(place.join, place.index)))
     }
 
-    /// Whether a queue may be full, so that a time has no job for that.
+    /// Whether a queue may be full, so that a time has no job for that reason.
     pub fn has_limits(&self, queue: &str) -> bool {
         self.limits.contains_key(queue)
     }

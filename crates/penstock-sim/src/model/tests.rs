@@ -1,4 +1,4 @@
-//! Certainties of the model, and its doubts.
+//! Tests what the model is certain of, and what it doubts.
 
 use bytes::Bytes;
 use penstock_message::{
@@ -84,7 +84,7 @@ fn delivery(message: Message) -> Delivery {
     }
 }
 
-/// Sets the wall's clock by this much, and cuts the power before that was on disk.
+/// Sets the wall clock by this much, and cuts the power before that reaches the disk.
 fn clock_steps_over_a_crash(model: &mut Model, by_ms: u64) {
     model.clock_is_doubtful = true;
     model.clock_is_off_by_ms += by_ms;
@@ -92,8 +92,8 @@ fn clock_steps_over_a_crash(model: &mut Model, by_ms: u64) {
     model.advance(time(10 * HEARTBEAT_MS));
 }
 
-/// Seed 209708 of the soak: a lock whose time was over held again, in a broker whose clock had been set
-/// back by weeks just before the power failed.
+/// Seed 209708 of the soak: an expired lock held again in a broker whose clock had been set back by weeks just before
+/// the power failed.
 #[test]
 fn a_value_whose_time_is_over_may_be_back_when_the_clock_has_stepped_over_a_crash() {
     let mut model = Model::default();
@@ -114,8 +114,8 @@ fn a_value_whose_time_is_over_may_be_back_when_the_clock_has_stepped_over_a_cras
     assert_eq!(model.key_exists(&key), None);
 }
 
-/// Seed 424120 of a soak: a message and its hand-out were lost in a crash, and the message sent again; its
-/// worker was told that it may go on, which the next crash took back. The checker was certain of it still.
+/// Seed 424120 of a soak: a message and its hand-out were lost in a crash, and the message was sent again. Its worker
+/// was allowed to continue, which the next crash took back. The checker was still certain of it.
 #[test]
 fn a_lease_that_outlived_its_message_may_be_lost_in_the_next_crash() {
     let mut model = Model::default();
@@ -137,7 +137,7 @@ fn a_lease_that_outlived_its_message_may_be_lost_in_the_next_crash() {
     assert_eq!(welcome(&mut model, &[]), Ok(()));
 }
 
-/// Hands it out, and says that this came of it.
+/// Hands the message out, and reports this outcome.
 fn runs(model: &mut Model, number: u64, delivery: &Delivery, outcome: fn(Lease) -> Op) {
     let verdict = model.delivered(WORKER, delivery);
     verdict.expect("it may be handed out");
@@ -148,8 +148,8 @@ fn ack(lease: Lease) -> Op {
     Op::Ack { lease, cost_us: 0 }
 }
 
-/// Seed 5071 of a soak: a job had left its place to another, a worker ran that one, and a crash undid the replacement. The
-/// worker came back with its lease, and the value of the other job is the result of the first.
+/// Seed 5071 of a soak: a job was replaced by another, a worker ran the replacement, and a crash undid the replacement.
+/// The worker came back with its lease, so the value of the second job became the result of the first.
 #[test]
 fn a_job_whose_replacement_was_lost_may_have_the_result_of_the_other() {
     let original = message(3);
@@ -206,8 +206,8 @@ fn what_a_group_holds_waits_for_its_members_until_they_have_ended() {
     assert_eq!(waits(&model), (false, false));
 }
 
-/// Seed 5199 of a soak: a group that tolerates a failure went on without a group within it, of which a person retried
-/// the failed job later.
+/// Seed 5199 of a soak: a group that tolerates a failure continued without a nested group, whose failed job a person
+/// retried later.
 #[test]
 fn a_group_may_have_gone_on_without_what_was_retried_within_another() {
     let join = |random| {
@@ -281,8 +281,8 @@ fn a_group_may_have_gone_on_without_what_was_retried_within_another() {
     assert_eq!(model.evaluated(body.id), None);
 }
 
-/// Seed 12515 of a soak: a run so busy that it was never quiet. What was purged early in it had ended, and its result was gone,
-/// when the model first knew.
+/// Seed 12515 of a soak: a run so busy that it had no quiet moment. When the model first learned of an early purge, the
+/// purged messages had ended and their results had expired.
 #[test]
 fn the_result_of_an_end_that_was_seen_late_may_be_over_earlier() {
     let mut model = Model::default();
@@ -298,7 +298,7 @@ fn the_result_of_an_end_that_was_seen_late_may_be_over_earlier() {
     let key = Key::Result(early.id);
     let stored = model.value(&key).expect("it may be there").clone();
     assert_eq!(stored.status, ValueStatus::Cancelled);
-    // The purge was decided at 100.
+    // The purge was decided at 100 ms.
     let may_be_over = |model: &mut Model, ms| {
         model.advance(time(ms));
         model.may_be_over(&stored)
@@ -308,8 +308,8 @@ fn the_result_of_an_end_that_was_seen_late_may_be_over_earlier() {
     assert_eq!(stored.late_ms, 59_900);
 }
 
-/// Seed 62593 of a soak: all jobs of a workflow were cancelled while a failed group blocked one, and then its member was
-/// retried. The broker came to that job when it waited again.
+/// Seed 62593 of a soak: all jobs of a workflow were cancelled while a failed group blocked one, and then the failed
+/// member was retried. The broker reached that job only after it was waiting again.
 #[test]
 fn a_blocked_job_that_is_cancelled_with_many_may_be_retried_before() {
     let mut model = Model::default();
@@ -355,7 +355,7 @@ fn a_blocked_job_that_is_cancelled_with_many_may_be_retried_before() {
     };
     let key = Key::Result(body.id);
     let may_be_cancelled = |model: &Model| model.may_be_cancelled(&key, ValueStatus::Cancelled);
-    // Once all is quiet, it has ended as it was told.
+    // At the next quiet moment, it has ended as ordered.
     let mut quiet = model.clone();
     cancel(&mut quiet);
     assert!(!may_be_cancelled(&quiet));
@@ -367,8 +367,8 @@ fn a_blocked_job_that_is_cancelled_with_many_may_be_retried_before() {
     assert!(may_be_cancelled(&model));
 }
 
-/// Seed 4687: after a crash the story is told again, and of eight seconds in which nothing happened it had only the end. A job
-/// whose worker was lost early in them seemed to begin too soon after its second crash.
+/// Seed 4687: after a crash the story is replayed, and it kept only the end of eight seconds in which nothing happened.
+/// A job whose worker was lost early in that time seemed to start too soon after its second crash.
 #[test]
 fn a_worker_is_lost_when_its_heartbeat_is_over_and_not_when_somebody_looks() {
     let started_at = |ms| {
@@ -390,7 +390,7 @@ fn a_worker_is_lost_when_its_heartbeat_is_over_and_not_when_somebody_looks() {
         again.lease.grant = 2;
         model.delivered(WORKER, &again).expect("it waits");
         model.left(WORKER, false);
-        // Nothing happens, and then it is handed out.
+        // Nothing happens for a while, and then it is handed out.
         model.advance(time(ms));
         again.message.crashes = 2;
         again.lease.grant = 3;

@@ -1,4 +1,4 @@
-//! Waits of what has not begun: a job for the members of the group that holds it, and a group for its own.
+//! Waits of jobs and groups that have not begun: a job for the members of its group, and a group for its own.
 
 use penstock_message::{JoinId, MessageId, SessionId, place_of_heir};
 
@@ -12,7 +12,7 @@ impl Model {
         attendance.is_some_and(|attendance| attendance.away_since.is_none())
     }
 
-    /// Returns what this job or group waits for: members that have certainly not ended, of a group that is not over.
+    /// Returns the ids that this job or group certainly waits for: unended members of a group that is not over.
     pub fn surely_waits_for(&self, id: MessageId) -> Vec<MessageId> {
         let held_by = match self.by_id.get(&id).map(Vec::as_slice) {
             Some([index]) if self.surely_waits(*index) => match self.items[*index].state {
@@ -39,7 +39,7 @@ impl Model {
         members.collect()
     }
 
-    /// Returns what it may wait for, or may have waited for since all was quiet last.
+    /// Returns the ids that it may wait for, or may have waited for since the last quiet moment.
     pub fn perhaps_waits_for(&self, id: MessageId) -> Vec<MessageId> {
         let held_by = self.with_id(id).filter_map(|item| item.held_by);
         let joins = held_by.chain(self.group_at(id));
@@ -52,7 +52,7 @@ impl Model {
         members.collect()
     }
 
-    /// Returns the group whose outcome is asked for by this id.
+    /// Returns the group whose outcome has this id.
     fn group_at(&self, id: MessageId) -> Option<JoinId> {
         let place = place_of_heir(id)?;
         self.by_place.get(&(place.join, place.index)).copied()

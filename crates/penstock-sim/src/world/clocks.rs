@@ -1,4 +1,4 @@
-//! Runs time: two clocks, and the events as it passes.
+//! Advances time on two clocks, and runs the events that are due.
 
 use penstock_broker::{Boot, ConnId, Now};
 
@@ -117,7 +117,7 @@ impl World<'_> {
                 is_still = false;
                 self.disk_works()?;
             }
-            // A batch that a fault point has held back may be due.
+            // A batch that a fault point has delayed may be due.
             let is_due = |life: &mut Life| {
                 let deadline_ms = life.engine.next_deadline_ms();
                 deadline_ms.is_some_and(|at_ms| life.started_ms + at_ms <= self.now_ms)

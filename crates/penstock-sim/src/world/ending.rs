@@ -1,4 +1,4 @@
-//! The end: all faults are over, everything drains, and nothing is left; or a bit of it rots.
+//! End of a run: all faults stop, everything drains and nothing is left; or one bit of it rots.
 
 use std::collections::BTreeMap;
 
@@ -11,18 +11,18 @@ use crate::checker::Crash;
 use crate::client::Stage;
 use crate::model::{State, Verdict};
 
-/// Time without a fault after which everything must have ended, but for messages that wait for a wall's clock that
-/// was set back. A session whose client has died is forgotten later than that: its leases end before.
+/// Time without a fault after which everything must have ended, except messages that wait for a wall clock that was set
+/// back. A session whose client has died is forgotten later; its leases end earlier.
 const PATIENCE_MS: u64 = 300_000;
 
 impl World<'_> {
-    /// Ends all faults; living clients come back and finish the work. Nothing may be left.
+    /// Ends all faults. Living clients come back and finish the work, and nothing may be left.
     pub(super) fn heal(&mut self) -> Verdict {
         self.say(|| "all faults end".to_string());
         self.healed = true;
         self.storage.forget_faults();
         if self.plan.clock_jumps > 0 {
-            // What is due at a time of day may be due in thirty years; by then it is.
+            // A job that is due at a time of day may be due in thirty years; after this it is.
             let ahead_ms = 31 * 365 * 24 * 3_600_000;
             let by_ms = self.wall_farthest_ahead_ms - self.wall_ahead_ms + ahead_ms;
             self.wall_ahead_ms += by_ms;
@@ -39,7 +39,7 @@ impl World<'_> {
                     Stage::Offline => self.connect(index)?,
                     Stage::Open => {
                         let paused = &self.checker.model.paused;
-                        // A client may have resent what pauses a queue.
+                        // A client may have resent an order that pauses a queue.
                         if index == 0 && !paused.is_empty() && self.seats[0].client.is_idle() {
                             let paused = paused.clone().into_iter();
                             if let Some(wild) = self.seats[0].client.as_wild() {
@@ -66,13 +66,13 @@ impl World<'_> {
                 self.checker.look_at_failed(life.engine.broker())?;
             }
             if self.is_drained() {
-                // What nobody can know may still bring something to light.
+                // Doubtful states may still produce something.
                 self.pass(60_000)?;
                 if self.is_drained() {
                     return self.judge();
                 }
             }
-            // What is left waits for a time to come.
+            // The remaining jobs wait for a future time.
             pause_ms = match self.checker.counts.applied == before {
                 true => (pause_ms * 2).min(30_000),
                 false => 50,
@@ -80,7 +80,7 @@ impl World<'_> {
         }
         self.checker.drained()?;
         if self.checker.model.clock_is_doubtful {
-            // It counts down from hours later, and any client that waits for it waits that long.
+            // Its countdown is hours behind, and any client that waits for it waits that long.
             return Ok(());
         }
         Err("somebody still waits for something in the end".to_string())
@@ -94,7 +94,7 @@ impl World<'_> {
             && self.checker.drained().is_ok()
     }
 
-    /// Asks for the result of everything, and then checks that nothing is left behind.
+    /// Requests the result of everything, then checks that nothing is left behind.
     pub(super) fn judge(&mut self) -> Verdict {
         let ids: Vec<Key> = self
             .checker
@@ -113,7 +113,7 @@ impl World<'_> {
             None => Vec::new(),
         };
         let told: BTreeMap<Key, KeyState> = told.into_iter().collect();
-        // While the disk was full, values without a body may have gone.
+        // While the disk was full, values without a body may have been dropped.
         let life = self.broker.as_ref();
         let has_evicted = life.is_some_and(|life| life.engine.broker().status().evicted > 0);
         for id in &ids {
@@ -125,7 +125,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Disconnects every client, and lets every time be up: all counts of the broker are zero again.
+    /// Disconnects every client, and lets every deadline pass: all counts of the broker return to zero.
     pub(super) fn leave_nothing(&mut self) -> Verdict {
         const TWO_DAYS_MS: u64 = 2 * 24 * 3_600_000;
         const FAILED_KEPT_MS: u64 = 31 * 24 * 3_600_000;
@@ -154,15 +154,15 @@ impl World<'_> {
         }
     }
 
-    /// Flips a bit of the journal, after all that, while no broker runs. The next start must
-    /// refuse, or find all that was confirmed.
+    /// Flips a bit of the journal at the very end, while no broker runs. The next start must refuse it, or find
+    /// everything that was confirmed.
     pub(super) fn rot(&mut self) -> Verdict {
         self.broker = None;
         self.storage = self.storage.kill();
         let files = self.storage.list().map_err(|error| error.to_string())?;
         let segments = files.iter().filter(|name| name.ends_with(".segment"));
         let segments: Vec<String> = segments.cloned().collect();
-        // Most often the last one, which has no successor to prove it whole.
+        // Usually the last one, which has no successor to prove that it is complete.
         let behind = self.rng.below(4).saturating_sub(2) as usize;
         let name = &segments[(segments.len() - 1).saturating_sub(behind)];
         let mut bytes = self.storage.contents(name).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! A broker's life: it starts, works with its disk, and dies; the shell's loop around it.
+//! Life of a broker: it starts, works with its disk, and dies; the shell's loop around it.
 
 use penstock_broker::ConnId;
 use penstock_journal::sim::{Fault, SimStorage};
@@ -12,17 +12,17 @@ use crate::model::Verdict;
 use crate::network::Link;
 use crate::words;
 
-/// A broker's life.
+/// Life of a broker.
 pub(super) struct Life {
     pub(super) engine: Engine,
     pub(super) writer: Writer<SimStorage>,
     pub(super) started_ms: u64,
     pub(super) task: Option<WriterTask>,
-    /// Whether the writer has done it, and the loop does not know yet.
+    /// Whether the writer has finished it, before the loop has noticed.
     pub(super) task_is_done: bool,
     pub(super) reader: JournalReader<SimStorage>,
     pub(super) reads: Option<ReadTask>,
-    /// Whether the reader has carried them out, and the loop does not know yet.
+    /// Whether the reader has finished them, before the loop has noticed.
     pub(super) reads_are_done: bool,
 }
 
@@ -66,7 +66,7 @@ impl World<'_> {
                         self.storage = self.storage.kill();
                         continue;
                     }
-                    // The fault that was planned. Once it has met one, the power may as well be off.
+                    // The crash was planned. Once a broker has met a fault, the power may as well be cut.
                     self.storage = self.storage.crash(&mut self.rng);
                     self.boot();
                     self.ended = self.ended.map(|_| Crash::PowerCut);
@@ -92,7 +92,7 @@ impl World<'_> {
         }
         let time = self.time();
         for (conn, mut link) in std::mem::take(&mut self.links) {
-            // What had reached the client's side is still read, or a part of it.
+            // The client still reads all or some of the bytes that had reached its side.
             let read = self.rng.below(link.to_client.len() as u64 + 1) as usize;
             let bytes: Vec<u8> = link.to_client.drain(..read).collect();
             let seat = &mut self.seats[link.seat];
@@ -110,7 +110,7 @@ impl World<'_> {
         }
     }
 
-    /// Does the shell's work after each call: tasks for the disk, bytes for clients, ends of connections.
+    /// Does the shell's work after each call: tasks for the disk, bytes for clients, closing of connections.
     pub(super) fn tend(&mut self) -> Verdict {
         if self.broker.is_some() && self.storage.is_dead() {
             return self.crash(Crash::Killed);
@@ -165,7 +165,7 @@ impl World<'_> {
         }
     }
 
-    /// Sends the bytes that wait for a connection, as far as its socket has room.
+    /// Sends the pending bytes of a connection, as far as its socket has room.
     pub(super) fn transmit(&mut self, conn: ConnId) -> Verdict {
         let now = self.now();
         let Some(life) = &mut self.broker else {
@@ -235,7 +235,7 @@ impl World<'_> {
                 life.engine.disk_failed(now);
                 self.say(|| format!("the disk fails: {error}"));
                 self.tend()?;
-                // Told or not, the process ends; sometimes with the machine.
+                // The process exits in any case; sometimes the machine goes down with it.
                 let crash = if self.rng.bool() {
                     Crash::DiskFailed
                 } else {
@@ -271,7 +271,7 @@ impl World<'_> {
         }
     }
 
-    /// Prepares spare segments as a thread of its own does, at any time; until then the writer makes its own.
+    /// Prepares spare segments at any time, as a separate thread would; until then the writer makes its own.
     pub(super) fn prepare_spares(&mut self) {
         let now = self.now();
         if let Some(life) = &mut self.broker {

@@ -10,7 +10,7 @@ use crate::network::{Line, Link};
 use crate::said::Hearing;
 
 impl World<'_> {
-    /// Connects this client, and starts the broker if it does not run.
+    /// Connects this client, and starts the broker if it is not running.
     pub(super) fn connect(&mut self, index: usize) -> Verdict {
         if self.broker.is_none() {
             self.start()?;
@@ -38,7 +38,7 @@ impl World<'_> {
         Line::Trickle
     }
 
-    /// Puts a client's bytes on their way.
+    /// Moves a client's bytes onto the line.
     pub(super) fn let_speak(&mut self, index: usize) {
         let time = self.time();
         let seat = &mut self.seats[index];

@@ -1,4 +1,4 @@
-//! Performs actions of clients, and the faults that they meet.
+//! Actions of clients, and the faults that they encounter.
 
 use penstock_broker::ConnId;
 
@@ -49,13 +49,13 @@ impl World<'_> {
                 self.let_speak(index);
                 self.hang_up(index, conn, false);
             }
-            // The broker will learn of this much later than of the next connection.
+            // The broker learns of this much later than of the next connection.
             1 => {
                 self.say(|| format!("client {index} connects again"));
                 self.seats[index].client.disconnected();
                 return self.connect(index);
             }
-            // From now on bytes are lost in one or both directions, without notice.
+            // From now on, bytes are lost silently in one or both directions.
             2 | 3 => {
                 let (to_broker, to_client) = match self.rng.below(3) {
                     0 => (false, false),
