@@ -1,6 +1,6 @@
 """A user's project in a fresh directory, with every process that is started for it.
 
-A test gets its own broker. What it starts, it starts through `Project`, which ends it by its id and
+A test gets its own broker. It starts every process through `Project`, which ends each one by its id and
 then fails the test if any process of the project is left.
 """
 

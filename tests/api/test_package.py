@@ -79,7 +79,7 @@ ASKS_NOBODY = {
     "JobLogFilter": {"filter"},
     "penstock": {"as_completed", "chain", "chord", "chunks", "current_job", "graph", "group", "shared_task"},
 }
-# `await` is no name.
+# `await` is a keyword, so no function can have that name.
 IRREGULAR = {"wait": "async_wait"}
 
 

@@ -431,8 +431,8 @@ impl Broker {
         inherited.len()
     }
 
-    /// Ends the joins whose last member has reported, or that a failed member has decided. The members that such a join
-    /// blocks report in later steps, so that no chain of joins makes this long.
+    /// Ends the joins whose last member has reported, or whose outcome a failed member has decided. The members that
+    /// such a join blocks report in later steps, so a chain of joins can't make this step long.
     fn settle_joins(&mut self) -> usize {
         let mut events = 0;
         while let Some(reported) = self.state.reported.pop_front() {

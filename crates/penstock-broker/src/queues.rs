@@ -306,8 +306,8 @@ impl Queues {
         }
     }
 
-    /// Finds another set of tasks of the queue's consumers, of another app, that overlaps with these tasks. Returns the
-    /// set, one shared task, and the number of other shared tasks.
+    /// Finds another app's set of tasks, among those of the queue's consumers, that overlaps with these tasks. Returns
+    /// the set, one shared task, and the number of other shared tasks.
     pub(crate) fn shared_tasks(&self, index: u32, tasks: Option<u32>) -> Option<(u32, Name, u64)> {
         let served = self.all[index].served();
         let mut others = served.iter().filter_map(|served| served.tasks);

@@ -67,7 +67,7 @@ pub(crate) enum EntryField {
 /// Whether the entries of this frame stay under [`MAX_ENTRY_BYTES`]. Bytes that are not protobuf pass, and the decoder
 /// refuses them.
 pub(crate) fn fits_memory(frame: &[u8], shape: &EntryShape, largest_entry: usize) -> bool {
-    // The shortest entry is a field number and a length of zero. A list with one entry takes the room of FIRST_ROOM.
+    // The shortest entry is a field number and a length of zero. A list with one entry reserves room for FIRST_ROOM.
     if frame.len() / 2 * FIRST_ROOM as usize * largest_entry <= MAX_ENTRY_BYTES {
         return true;
     }

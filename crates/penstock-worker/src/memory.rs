@@ -169,8 +169,8 @@ impl Host {
     }
 }
 
-/// Distinguishes deaths for lack of memory from others. Each rise of the kernel's count explains one death, and
-/// a rise that is long past explains none.
+/// Distinguishes out-of-memory kills from other deaths. Each rise of the kernel's count explains one death, and only
+/// for a short time.
 #[derive(Debug, Default)]
 pub struct Kills {
     /// Count up to which rises have explained deaths; and the count of the last look, which becomes that.

@@ -1313,7 +1313,7 @@ pub(crate) mod tests {
         assert_eq!(window.take_order(), Some(Order::Soft));
     }
 
-    /// A job that has heard an order is not checked before its grace is over, unless it is to be killed.
+    /// A job that has received an order is not checked until its grace is over, unless it is to be killed.
     #[test]
     pub(crate) fn a_job_that_is_to_be_killed_is_looked_at_at_once() {
         let mut desk = PoolBench::new(1);

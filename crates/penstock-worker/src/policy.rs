@@ -245,7 +245,7 @@ impl<J> Policy<J> {
         self.stuck = self.stuck.min(slots);
     }
 
-    /// Sets how many of them have been at one job for a while.
+    /// Sets how many slots have been busy with one job for a while.
     pub fn set_stuck(&mut self, stuck: usize) {
         self.stuck = stuck.min(self.slots);
     }

@@ -50,7 +50,7 @@ impl PageNotes {
         self.shared.at(0)
     }
 
-    /// Which of the two lists is read.
+    /// Returns the word that says which of the two lists is read.
     fn newest(&self) -> &AtomicU32 {
         self.shared.at(size_of::<u32>())
     }

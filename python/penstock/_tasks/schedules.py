@@ -133,8 +133,8 @@ class ScheduleInfo:
     skipped_at: datetime | None
     """Last time at which no job was created."""
     skipped_why: str | None
-    """Reason for that: ``"overlap"`` (an earlier job had not ended), ``"queue_full"``, or ``"missed"`` (no broker
-    ran)."""
+    """Reason why it had no job: ``"overlap"`` (an earlier job had not ended), ``"queue_full"``, or ``"missed"`` (no
+    broker ran)."""
     fired: int
     """Number of times at which jobs were created."""
     skipped: int

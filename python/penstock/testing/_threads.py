@@ -114,7 +114,7 @@ class JobThreads:
 
 
 def in_event_loop() -> bool:
-    """Whether this thread runs an event loop, so that code that may start another one cannot run in it."""
+    """Whether this thread runs an event loop, in which case code that may start another one can't run in it."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

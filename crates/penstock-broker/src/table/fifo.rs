@@ -1,5 +1,5 @@
-//! A FIFO of small values. It grows and shrinks by chunks, so that it never copies itself, and a FIFO that was long
-//! once does not stay large.
+//! A FIFO of small values. It grows and shrinks by chunks, so it never copies itself, and a once long FIFO does not
+//! stay large.
 
 use std::collections::VecDeque;
 

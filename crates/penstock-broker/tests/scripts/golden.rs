@@ -629,7 +629,7 @@ fn seen(world: &mut ScriptWorld) -> String {
     lines.push(WORKFLOWS.to_owned());
     lines.extend(messages.iter().map(|name| format!("g info {name}")));
     lines.push(format!("g watch {} {}", messages.join(" "), keys.join(" ")));
-    // Clients that were away are given up, so that their leases return.
+    // The broker gives up on disconnected clients, so their leases return.
     lines.push("wait 16000".to_owned());
     lines.push("g consume default+other+dead 100".to_owned());
     lines.push("g resume other".to_owned());

@@ -11,7 +11,7 @@ use penstock_broker::BrokerOptions;
 use proptest::prelude::*;
 
 const EVERY_MS: u64 = 60_000;
-/// Most that the wall clock may be behind its latest time. Beyond a day the broker considers the later time wrong.
+/// Maximum lag of the wall clock behind its latest time. Beyond a day the broker considers the later time wrong.
 const MOST_BEHIND_MS: i64 = 20 * 60 * 60 * 1000;
 
 #[derive(Clone, Debug)]

@@ -359,7 +359,7 @@ impl Supervisor {
                 true => {
                     forget_peak(pid);
                     Figures::of(pid).map(|mut at_begin| {
-                        // It has run for some milliseconds, in which it may have allocated much.
+                        // It has already run for some milliseconds, and may have allocated a lot.
                         let memory = self.children[owner as usize].memory;
                         at_begin.anonymous =
                             at_begin.anonymous.min(memory.base.anonymous + memory.own);
