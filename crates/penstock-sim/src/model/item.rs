@@ -160,7 +160,7 @@ pub enum State {
         session: SessionId,
         safe: bool,
     },
-    /// One of these leases may hold; or the message is back in its queue, or has failed.
+    /// Any of these leases may hold; or the message is back in its queue, or has failed.
     Adrift {
         maybe: Vec<(Lease, SessionId)>,
     },
