@@ -175,5 +175,5 @@ def test_waits_check_what_they_are_given(app, send):
         workflow = app.workflow("0" * 32)
         with pytest.raises(TypeError, match=r"not <Workflow .*>; wait for a workflow by its own methods"):
             call([workflow])
-        with pytest.raises(ValueError, match="wait for the jobs of each broker apart"):
+        with pytest.raises(ValueError, match="wait for the jobs of each broker separately"):
             call([job, App("other", "memory:other").job("0" * 32)])

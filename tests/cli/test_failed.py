@@ -158,7 +158,7 @@ def test_a_count_comes_before_anything_is_done(shop: Project) -> None:
     stop(fail(shop, *jobs, other))
     for order in ("retry", "rm"):
         unasked = shop.penstock("failed", order, "--queue", "mail")
-        assert unasked.returncode == 2 and "2 failed jobs. Go on?" in unasked.output, unasked.output
+        assert unasked.returncode == 2 and "2 failed jobs. Continue?" in unasked.output, unasked.output
         for nothing in ([], ["--all", "--task", "tasks.send"], [jobs[0].id, "--all"]):
             assert shop.penstock("failed", order, "-y", *nothing).returncode == 2
         none = shop.penstock("failed", order, "--task", "tasks.other")
@@ -189,7 +189,7 @@ def test_a_person_is_asked_and_what_fails_meanwhile_is_not_meant(
         asked_so_far = b""
         while b"[y/N]" not in asked_so_far:
             asked_so_far += os.read(ours, 1024)
-        assert b"This removes 1 failed job. Go on?" in asked_so_far
+        assert b"This removes 1 failed job. Continue?" in asked_so_far
         two = tasks.send.delay("b")
         eventually(lambda: two.info().state is JobState.FAILED)
         os.write(ours, f"{answer}\n".encode())

@@ -131,7 +131,7 @@ def test_a_process_that_does_not_end_after_its_job_is_killed(project: Project, t
     pids = [tasks.leaves_a_thread.delay().result(timeout=30)]
     pids.append(tasks.soils.delay(1).result(timeout=30)[1])
     assert len(set(pids)) == 2
-    running.wait_for_output("did not end within 3 s after it, and is killed")
+    running.wait_for_output("did not exit within 3 s after it, and is killed")
     assert "an idle process was lost" not in running.output
 
 

@@ -239,7 +239,7 @@ def test_a_process_that_can_record_no_error_is_replaced_when_its_jobs_have_ended
     assert beside.info().state == "running"
     kinds.go()
     assert next_one.result(timeout=30)[0] != pid
-    assert "an error could not be recorded: this process is replaced by another" in worker.output
+    assert "an error could not be recorded, so this process is replaced" in worker.output
 
 
 @named(SHARED)
@@ -282,7 +282,7 @@ def test_a_fault_in_a_thread_is_charged_to_its_job_alone(kinds: Kinds, how: str,
     with pytest.raises(WorkerCrashed, match=signal_name):
         faulty.dies.delay(how).result(timeout=30)
     # The job that may run only once fails; the others are interrupted, and no crash is counted against them.
-    with pytest.raises(WorkerCrashed, match="by another job's fault, and it may not run again"):
+    with pytest.raises(WorkerCrashed, match="through another job's fault, and it may not run again"):
         once.result(timeout=30)
     eventually(lambda: len(kinds.notes("waits")) == 11, 30, lambda: worker.output)
     kinds.go()
@@ -336,7 +336,7 @@ def test_a_thread_that_c_code_ends_costs_its_job_and_no_other(kinds: Kinds) -> N
     for _ in range(5):
         with pytest.raises(WorkerCrashed, match="the thread that ran it was lost: C code has ended it"):
             tasks.ends_its_thread.delay().result(timeout=30)
-    worker.wait_for_output("a new thread takes its slot, and the other jobs go on")
+    worker.wait_for_output("a new thread takes its slot, and the other jobs continue")
     # All three slots still exist: two are idle, and run jobs at once.
     more = [tasks.waits.delay(str(number)) for number in range(2)]
     eventually(lambda: len(kinds.notes("waits")) == 3, 30, lambda: worker.output)
@@ -431,7 +431,7 @@ def test_each_task_runs_in_a_slot_of_the_kind_that_it_asks_for(project: Project)
     )
     assert plain == light and len({plain, alone, fetch}) == 3
     assert (in_main, alone_in_main, fetch_in_main) == (False, True, True)
-    worker.wait_for_output("mixed.alone asks for a slot that is a process: it has one; --processes N makes more")
+    worker.wait_for_output("mixed.alone needs a slot that is a process: this worker has one; --processes N adds more")
     worker.wait_for_output("on 105 slots (4 threads in a process, 100 on an event loop)")
 
 
@@ -440,8 +440,8 @@ def test_a_kind_that_a_worker_has_no_slots_of_is_told_and_its_tasks_run(project:
     mixed = project.tasks("mixed.py")
     worker = project.worker("mixed:app", "-c", "1")
     assert mixed.light.delay().result(timeout=30) == mixed.plain.delay().result(timeout=30)
-    worker.wait_for_output('mixed.light asks for a slot of the kind "thread", and this worker has none: it runs in a')
-    assert worker.output.count("asks for a slot of the kind") == 1
+    worker.wait_for_output('mixed.light needs a slot of the kind "thread", but this worker has none: it runs in a')
+    assert worker.output.count("needs a slot of the kind") == 1
 
 
 @pytest.mark.parametrize(("holds", "goes"), [("holds", "fetch"), ("holds_a_loop", "plain")])
@@ -535,7 +535,7 @@ def test_a_loop_survives_what_jobs_leave_on_it(project: Project) -> None:
             job.result(timeout=30)
         assert job.info().state in ("failed", "succeeded")
     assert rude.pid.delay().result(timeout=30) == before
-    worker.wait_for_output("SystemExit(3) came out of the event loop")
+    worker.wait_for_output("SystemExit(3) escaped from the event loop")
     worker.signal(signal.SIGTERM)
     assert worker.wait(30) == 0, worker.output
     assert not os.path.exists(f"/proc/{before}")

@@ -141,7 +141,7 @@ def test_a_process_that_keeps_too_much_is_replaced_between_jobs(memory: Memory, 
     assert keeps.delay(60).result(timeout=60) == first
     eventually(lambda: keeps.delay(0).result(timeout=30) != first, 60, lambda: worker.output)
     said = worker.wait_for_output("a process is replaced: it has")
-    assert re.search(r"it has [67]\d MiB of its own, and may keep 40 MiB \(--max-memory-per-child\)", said), said
+    assert re.search(r"it has [67]\d MiB of its own, and the limit is 40 MiB \(--max-memory-per-child\)", said), said
     assert "ERROR" not in said
     # The successor has less memory, and stays.
     second = keeps.delay(0).result(timeout=30)
@@ -197,8 +197,7 @@ def test_a_death_by_memory_is_named_with_the_limit_and_the_process_s_and_the_tas
         ended.wait(30)
     assert memory.tasks.pid.delay().result(timeout=30) != child
     worker.wait_for_output(
-        "an idle process was lost: killed by signal 9 (SIGKILL), by somebody else than the kernel: there was no lack of"
-        " memory"
+        "an idle process was lost: killed by signal 9 (SIGKILL), but not by the kernel: there was enough memory"
     )
 
 
@@ -278,8 +277,8 @@ def test_a_limit_below_the_loaded_app_is_refused(memory: Memory) -> None:
     worker = memory.worker("--memory-limit", "4M")
     assert worker.wait(60) == 5, worker.output
     assert re.search(
-        r"the worker's limit of memory is 4.0 MiB, and the loaded app takes \d+ MiB before the first job: nothing was"
-        r" taken from the broker. Give it more \(--memory-limit\), or have the app load less",
+        r"the worker's memory limit is 4.0 MiB, but the loaded app takes \d+ MiB before the first job: no job was"
+        r" taken from the broker. Raise --memory-limit, or make the app load less",
         worker.output,
     ), worker.output
     assert job.info().state == "waiting"

@@ -344,7 +344,7 @@ def test_a_process_for_which_there_is_no_memory_is_not_forked(shop: Waits) -> No
     job = shop.tasks.hoards.delay("lean")
     shop.begun("lean")
     eventually(
-        lambda: "keeps its slot: another process would take its memory beyond" in worker.output,
+        lambda: "keeps its slot: another process would raise its memory above" in worker.output,
         10,
         lambda: worker.output,
     )

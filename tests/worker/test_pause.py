@@ -66,7 +66,7 @@ def test_a_paused_worker_begins_nothing_and_others_take_the_rest(shop: Shop) -> 
     assert order(shop, "pause", "other") == "other: paused; no job is running\n"
     assert shop.tasks.pid.delay().result(timeout=30) in pids
     assert {name: worker["state"] for name, worker in workers(shop).items()} == {"mill": "serving", "other": "paused"}
-    assert "paused: no job begins until `penstock workers resume mill`" in mill.output
+    assert "paused: no job starts until `penstock workers resume mill`" in mill.output
 
 
 def test_a_worker_stays_paused_when_its_broker_is_killed(shop: Shop) -> None:
@@ -96,7 +96,7 @@ def test_a_worker_that_drains_waits_for_its_jobs_without_a_limit(shop: Shop) -> 
     # A drain can't be undone, and a second drain doesn't count as a second signal.
     assert order(shop, "drain", "mill") == said
     for other in ("resume", "pause"):
-        assert "mill refused: it is about to end" in order(shop, other, "mill", code=1)
+        assert "mill refused: it is stopping" in order(shop, other, "mill", code=1)
     assert "start another worker" in order(shop, "resize", "mill", "-c", "3", code=1)
     # The log reports jobs that no worker takes.
     log = shop.project.data / "broker.log"

@@ -254,7 +254,7 @@ def test_a_process_that_dies_while_it_is_replaced_is_replaced_once(recycled: Rec
 def test_a_replaced_process_that_a_thread_keeps_is_killed(recycled: Recycled) -> None:
     worker = recycled.start(Kind("process", ("-c", "1")), "--max-jobs-per-child", "1", "--grace", "3")
     first = recycled.tasks.leaves_a_thread.delay().result(timeout=60)
-    worker.wait_for_output("a process that was replaced did not end within 3 s after its last job, and is killed")
+    worker.wait_for_output("a replaced process did not exit within 3 s after its last job, and is killed")
     assert recycled.tasks.quick.delay(1).result(timeout=30) != first
     eventually(lambda: first not in alive(recycled.project, worker), 30)
     assert "was lost" not in worker.output

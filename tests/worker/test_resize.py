@@ -205,8 +205,8 @@ def test_beyond_what_it_was_started_for_a_worker_has_to_start_again(resized: Res
     assert "mill refused: that takes" in said
     assert "start it again" in said
     assert "Nothing was changed" in said
-    assert "it has no threads: start it again with --threads" in resized.resize("--threads", 2, code=1)
-    assert "-c says how many" in resized.resize("--processes", 2, code=1)
+    assert "it has no threads: restart it with --threads" in resized.resize("--threads", 2, code=1)
+    assert "-c sets the number" in resized.resize("--processes", 2, code=1)
     assert resized.resize("-c", 0, code=2)
     assert "20 slots" in resized.resize("-c", 20)
     # A paused worker can be resized too, and stays paused.

@@ -130,7 +130,7 @@ def test_a_worker_says_that_it_waits_for_its_broker_and_when_it_is_there(acme: P
     os.kill(server.popen.pid, signal.SIGKILL)
     server.wait(30)
     acme.start(*serve)
-    worker.wait_for_output(f"connected again to the broker at {url}")
+    worker.wait_for_output(f"reconnected to the broker at {url}")
     worker.signal(signal.SIGTERM)
     assert worker.wait(30) == 0
 

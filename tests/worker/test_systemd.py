@@ -59,7 +59,7 @@ def test_it_says_that_it_is_ready_that_it_lives_and_that_it_stops(
     assert "is connected and runs" in running.output
     assert listening.heard.count("READY=1") == 1
     job = service.variables.delay()
-    assert listening.hear("STATUS=runs service:app: ").endswith(f"broker: {project.url}")
+    assert listening.hear("STATUS=running service:app: ").endswith(f"broker: {project.url}")
     for _ in range(3):
         listening.heard.clear()
         listening.hear("WATCHDOG=1")

@@ -175,7 +175,7 @@ impl FailedOrder<'_> {
             return OrderOutcome::default().report(self.done, as_json);
         }
         let jobs = count(matching, "failed job");
-        confirm.ask(&format!("This {} {jobs}. Go on?", self.does))?;
+        confirm.ask(&format!("This {} {jobs}. Continue?", self.does))?;
         let status = broker.run_operation((self.op)(Target::Filter(pinned)))?;
         OrderOutcome {
             done: status.done,

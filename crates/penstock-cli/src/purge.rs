@@ -34,7 +34,7 @@ pub fn run(arguments: &Arguments) -> Result<(), CommandError> {
         let jobs = count(waiting, "waiting job");
         arguments
             .confirm
-            .ask(&format!("This drops {jobs} of {address}. Go on?"))?;
+            .ask(&format!("This drops {jobs} of {address}. Continue?"))?;
     }
     let dropped = broker.run_operation(Op::Purge {
         queue: queue.to_owned(),

@@ -506,8 +506,8 @@ memory   8.0 MiB of 1.0 GiB
 results  10 (2.0 KiB), 1 evicted before they expired
 failed   2 (600 B), 4 dropped to stay within limits
 clients  2
-trouble  the broker's disk is nearly full: it takes no new jobs until there is space; workers go on, \
-         and draining the queues or freeing space on its machine helps
+trouble  the broker's disk is nearly full: it accepts no new jobs until there is space; workers continue; drain the \
+queues or free some space on its machine
 
 QUEUE   READY  DELAYED  RUNNING  FAILED  IN/S  DONE/S     OLDEST  CONSUMERS
 mail        3        0        0       2  1500     0.5  1 min 1 s          0  paused; at most 5 jobs; 2 of tasks that no worker has; 1 still to be purged; 7 refused

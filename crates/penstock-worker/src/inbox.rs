@@ -151,7 +151,7 @@ fn report_receipt(lease: Lease, receipt: &Receipt) {
         ),
         Receipt::Unknown => tracing::warn!(
             %job,
-            "the broker has forgotten this worker's session: whether the job's outcome was stored is not known"
+            "the broker has forgotten this worker's session: it is unknown whether the job's outcome was stored"
         ),
     }
 }
@@ -168,7 +168,7 @@ pub(crate) fn refusal_text(why: &Refusal) -> String {
         Refusal::AlreadyExists => "a message with its id is held already".to_owned(),
         Refusal::DiskFull => "the broker's disk is full".to_owned(),
         Refusal::NoSuchJob => "no such job is held".to_owned(),
-        Refusal::TooLate(state) => format!("the job is past that: {state:?}"),
+        Refusal::TooLate(state) => format!("the job is already {state:?}"),
         Refusal::Claimed(owner) => format!("its key belongs to job {owner}"),
     }
 }

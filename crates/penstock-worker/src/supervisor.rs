@@ -447,7 +447,7 @@ impl Supervisor {
             Phase::Draining { until: Some(until) } if until <= now => {
                 tracing::warn!(
                     running = self.busy() + self.parked(),
-                    "the grace is over: jobs that still run are stopped and handed back"
+                    "the grace is over: running jobs are stopped and handed back"
                 );
                 self.begin_killing(now);
             }
@@ -523,8 +523,8 @@ impl Supervisor {
         if logged.is_none_or(|logged| logged + SHORTAGE_EVERY <= now) {
             self.shortage_logged = Some(now);
             tracing::warn!(
-                "the worker can't {what} for the moment: {error}; it tries again until it can, nothing is lost, and \
-                 running jobs go on"
+                "the worker can't {what} at the moment: {error}; it keeps trying, nothing is lost, and running jobs \
+                 continue"
             );
         }
     }
@@ -625,7 +625,7 @@ impl Supervisor {
                 if running > 0 {
                     tracing::info!(
                         running,
-                        "stopping: running jobs have {} s to end; once more to end at once",
+                        "stopping: running jobs have {} s to end; signal again to stop at once",
                         grace.as_secs_f32()
                     );
                 } else {
@@ -737,8 +737,8 @@ impl Supervisor {
         if killed > 0 {
             tracing::warn!(
                 killed,
-                "processes that jobs have started did not end with the worker, and were killed. One that is to outlive it \
-                 needs a session of its own (start_new_session=True)"
+                "processes that jobs have started did not end with the worker, and were killed. A process that should \
+                 outlive the worker needs its own session (start_new_session=True)"
             );
         }
     }

@@ -29,7 +29,7 @@ impl Notifier {
             Ok(manager) => manager,
             Err(error) => {
                 tracing::warn!(
-                    "the service manager at NOTIFY_SOCKET={place} can't be told how the worker is: {error}"
+                    "the worker can't report its state to the service manager at NOTIFY_SOCKET={place}: {error}"
                 );
                 return Self::default();
             }
@@ -86,7 +86,7 @@ impl Notifier {
         if let Some((socket, manager)) = &self.manager
             && let Err(error) = socket.send_to_addr(state.as_bytes(), manager)
         {
-            tracing::debug!("the service manager was not told {state}: {error}");
+            tracing::debug!("the service manager was not notified of {state}: {error}");
         }
     }
 }

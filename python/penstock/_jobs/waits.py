@@ -256,8 +256,8 @@ def _connection_of(jobs: list[Job[R]]) -> "Connection":
     for job in jobs:
         if job._app is not jobs[0]._app and job._app._connected() != connection:
             raise ValueError(
-                f"{jobs[0]!r} is at {jobs[0]._app.url} and {job!r} at {job._app.url}: wait for the jobs of each broker"
-                " apart"
+                f"{jobs[0]!r} is at {jobs[0]._app.url} and {job!r} at {job._app.url}:"
+                " wait for the jobs of each broker separately"
             )
     return connection
 

@@ -85,7 +85,7 @@ def run_in_process(apps: list[App], worker: str, link: ChildLink, fork: Fork, wr
     runner.close()
 
 
-UNSOUND = "an error could not be recorded: this process is replaced by another"
+UNSOUND = "an error could not be recorded, so this process is replaced"
 
 
 def wake(number: int, frame: FrameType | None) -> None:
@@ -99,7 +99,7 @@ def stop(hooks: list[Callable[[], object]], name: str) -> None:
         try:
             hook()
         except Exception:
-            logger.exception("a function of %s failed in process %d; the others run", name, os.getpid())
+            logger.exception("a function of %s failed in process %d; the others still run", name, os.getpid())
 
 
 def leave() -> NoReturn:

@@ -93,7 +93,7 @@ class Loop:
                 if self._link.is_abandoned:
                     leave_fork()
                 # An error of a job is its failure. This one is from a callback, or an asyncio task that a job left.
-                logger.error("%r came out of the event loop of process %d, which goes on", error, os.getpid())
+                logger.error("%r escaped from the event loop of process %d, which continues", error, os.getpid())
         until.result()
 
     async def _start(self) -> None:
@@ -109,7 +109,7 @@ class Loop:
                 if inspect.isawaitable(ended):
                     await ended
             except Exception:
-                logger.exception("a function of on_slot_stop failed in process %d; the others run", os.getpid())
+                logger.exception("a function of on_slot_stop failed in process %d; the others still run", os.getpid())
 
     def _read(self) -> None:
         if not self._is_reading and not self._is_closing:

@@ -351,7 +351,7 @@ class _Attempt:
         record = self._record(error)
         _log(
             logging.WARNING,
-            f"%s %s was enqueued by another version of the task (%s); tried again in {delay_s:.0f} s,"
+            f"%s %s was enqueued by another version of the task (%s); it is retried in {delay_s:.0f} s,"
             " by a worker of that version if there is one",
             self._task,
             self._job_id,

@@ -152,12 +152,12 @@ impl Arguments {
         }
         Ok(match self.running {
             Treatment::Ask => {
-                format!("This cancels {waiting}{which}, and asks {running} to stop. Go on?")
+                format!("This cancels {waiting}{which}, and asks {running} to stop. Continue?")
             }
             Treatment::Kill => {
-                format!("This cancels {waiting}{which}, and kills {running}. Go on?")
+                format!("This cancels {waiting}{which}, and kills {running}. Continue?")
             }
-            Treatment::Leave => format!("This cancels {waiting}{which}. Go on?"),
+            Treatment::Leave => format!("This cancels {waiting}{which}. Continue?"),
         })
     }
 }

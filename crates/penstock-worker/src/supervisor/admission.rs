@@ -85,8 +85,8 @@ impl Supervisor {
         let base = self.memory.base;
         if let Some(limit) = limit.filter(|limit| *limit < base) {
             tracing::error!(
-                "the worker's limit of memory is {}, and the loaded app takes {} before the first job: nothing was taken from \
-                 the broker. Give it more (--memory-limit), or have the app load less",
+                "the worker's memory limit is {}, but the loaded app takes {} before the first job: no job was taken \
+                 from the broker. Raise --memory-limit, or make the app load less",
                 in_words(limit),
                 in_words(base)
             );
@@ -166,8 +166,8 @@ impl Supervisor {
                 None => "has not been measured".to_owned(),
             };
             tracing::warn!(
-                "{name} waits for memory: it {usual}, and this worker uses {} of {} and keeps {} for running jobs. Its jobs \
-                 go back to the broker until they fit; other tasks go on",
+                "{name} waits for memory: it {usual}, and this worker uses {} of {} and reserves {} for running jobs. \
+                 Its jobs return to the broker until they fit; other tasks continue",
                 in_words(self.used()),
                 in_words(self.admission.limit.unwrap_or_default()),
                 in_words(self.reserved())

@@ -66,8 +66,8 @@ impl Settlements {
     fn forget(&mut self, lost: &HashSet<Lease>) {
         tracing::warn!(
             jobs = lost.len(),
-            "this worker was out of the broker's reach for too long: jobs that it held were given to others. Those that \
-             have begun here go on, and their outcomes are fenced off"
+            "this worker could not reach the broker for too long: its jobs were given to other workers. Jobs that \
+             have begun here continue, but their outcomes are fenced off"
         );
         let Self { txs, leases } = take(self);
         for (tx, lease) in txs.into_iter().zip(leases) {
@@ -257,8 +257,8 @@ impl Supervisor {
     fn forget(&mut self, lost: &HashSet<Lease>) {
         tracing::warn!(
             jobs = lost.len(),
-            "this worker was out of the broker's reach for too long: jobs that it held were given to others. Those that \
-             have begun here go on, and their outcomes are fenced off"
+            "this worker could not reach the broker for too long: its jobs were given to other workers. Jobs that \
+             have begun here continue, but their outcomes are fenced off"
         );
         for place in self.outstanding.places_with(lost) {
             self.take_back(place, PacketEnd::TakenBack);
@@ -391,11 +391,11 @@ impl Supervisor {
         }
         let (slots, busy) = (figures.slots, figures.busy);
         let shown = match figures.state {
-            WorkerState::Paused => format!("paused; {busy} jobs run"),
-            WorkerState::Draining => format!("drains; {busy} jobs run"),
-            WorkerState::Ending => format!("stops; {busy} jobs run"),
+            WorkerState::Paused => format!("paused; {busy} jobs running"),
+            WorkerState::Draining => format!("draining; {busy} jobs running"),
+            WorkerState::Ending => format!("stopping; {busy} jobs running"),
             WorkerState::Serving | WorkerState::Unsaid => format!(
-                "runs {}: {busy} of {slots} slots have a job; broker: {}",
+                "running {}: {busy} of {slots} slots busy; broker: {}",
                 self.place,
                 self.shown()
             ),
@@ -488,7 +488,7 @@ impl Supervisor {
                 self.manager.ready();
             }
             Some(Came::Again { after }) => tracing::info!(
-                "connected again to the broker at {} after {} s",
+                "reconnected to the broker at {} after {} s",
                 self.shown(),
                 after.as_secs()
             ),
@@ -497,7 +497,7 @@ impl Supervisor {
 
     fn broker_is_missing(&mut self, error: &DriverError, now: Instant) {
         if let Some(waited) = self.contact.still_missing(now) {
-            let shown = format!("waits for the broker at {}", self.shown());
+            let shown = format!("waiting for the broker at {}", self.shown());
             self.manager.status(shown);
             tracing::warn!(
                 "this worker has waited {} s for the broker at {}, and keeps trying: {error}",

@@ -353,7 +353,8 @@ impl Supervisor {
                 for (name, receipt) in names.iter().zip(receipts) {
                     if let Receipt::Refused { why, .. } = receipt {
                         tracing::error!(
-                            "the broker refused the schedule {name}, which stays as it was; all else runs on: {}",
+                            "the broker refused the schedule {name}, which stays as it was; everything else \
+                             continues: {}",
                             refusal_text(&why)
                         );
                     }
@@ -596,8 +597,8 @@ impl Supervisor {
             let tasks: Vec<String> = suspects.into_iter().collect();
             tracing::error!(
                 jobs,
-                "a process with several jobs ({}) was lost: {reason}. Nobody knows which of them is guilty: each is handed \
-                 back, and runs alone next; no crash is counted for them",
+                "a process with several jobs ({}) was lost: {reason}. It is unknown which of them is guilty: each is \
+                 handed back, and runs alone next; no crash is counted for them",
                 tasks.join(", ")
             );
         }
@@ -735,8 +736,8 @@ impl Supervisor {
             let task = &ended.jobs.message.task;
             if let Some(share) = self.advice.observe(task, frame.cost_ns, frame.cpu_ns) {
                 tracing::info!(
-                    "{task} spends {share} % of its time waiting, with a process to itself: --threads N has N such jobs in one process, \
-                     for a fraction of the memory; slot=\"process\" says that it needs its own"
+                    "{task} spends {share} % of its time waiting, with a process to itself: --threads N runs N such \
+                     jobs in one process, for a fraction of the memory; slot=\"process\" declares that it needs its own"
                 );
             }
         }
@@ -778,7 +779,7 @@ impl Supervisor {
             Kind::Lost => {
                 let reason = String::from_utf8_lossy(frame.note).into_owned();
                 let (job, task) = (ended.jobs.message.id, &ended.jobs.message.task);
-                tracing::error!(%job, "{task}: {reason}; a new thread takes its slot, and the other jobs go on");
+                tracing::error!(%job, "{task}: {reason}; a new thread takes its slot, and the other jobs continue");
                 Outcome::Crashed { reason }
             }
         };
@@ -820,8 +821,8 @@ impl Supervisor {
             if matches!(child.life, Life::Alive { pid: alive } if alive == pid) {
                 tracing::warn!(
                     pid,
-                    "a process that was for one job did not end within {} s after it, and is killed: a thread, perhaps, that \
-                     the job has left",
+                    "a process for a single job did not exit within {} s after it, and is killed: the job may have \
+                     left a thread",
                     LEAVE_WITHIN.as_secs()
                 );
                 self.kill(number);
@@ -863,7 +864,7 @@ impl Supervisor {
             tracing::error!(
                 pid,
                 process = number,
-                "the memory in which a child reports its outcomes is damaged, by C code perhaps: it is killed"
+                "the memory in which a child reports its outcomes is damaged, perhaps by C code: the child is killed"
             );
             self.kill(number);
         }

@@ -157,12 +157,12 @@ impl Supervisor {
         let most = self.pools[pool].policy.max_parked();
         let is_process = self.pools[pool].lends_children();
         let why = if self.pools[pool].policy.parked() >= most {
-            format!("{most} of its jobs do already, which is what --max-parked allows")
+            format!("{most} of its jobs already wait like this, the limit of --max-parked")
         } else if is_process && !self.has_number_for(pool) {
-            "it has as many processes as it can have".to_owned()
+            "it already has the maximum number of processes".to_owned()
         } else if let Some((used, limit)) = self.lacks_memory().filter(|_| is_process) {
             format!(
-                "another process would take its memory beyond {} (--memory-limit), of which {} are in use",
+                "another process would raise its memory above {} (--memory-limit), and {} are in use",
                 in_words(limit),
                 in_words(used)
             )
@@ -172,8 +172,8 @@ impl Supervisor {
         if self.held_logged.is_none_or(|at| at + TELL_EVERY <= now) {
             self.held_logged = Some(now);
             tracing::warn!(
-                "a job that waits for other jobs keeps its slot: {why}. Nothing is lost; where all slots are kept like that, \
-                 jobs that wait fail with TooManyWaiting"
+                "a job that waits for other jobs keeps its slot: {why}. Nothing is lost; if all slots are kept like \
+                 this, waiting jobs fail with TooManyWaiting"
             );
         }
         false

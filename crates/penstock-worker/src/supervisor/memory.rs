@@ -223,7 +223,7 @@ impl Memory {
                 )
             }
             Some(room) => format!(
-                "the kernel killed it, as the machine's {} were used up",
+                "the kernel killed it, because the machine's {} were used up",
                 in_words(room.bytes)
             ),
             None => "the kernel killed it".to_owned(),
@@ -406,9 +406,10 @@ impl Supervisor {
                 self.memory.in_words(),
                 in_words(own_peak)
             ),
-            Some(false) => "killed by signal 9 (SIGKILL), by somebody else than the kernel: there \
-                            was no lack of memory"
-                .to_owned(),
+            Some(false) => {
+                "killed by signal 9 (SIGKILL), but not by the kernel: there was enough memory"
+                    .to_owned()
+            }
             None => describe_status(status),
         };
         let is_for_memory = explained == Some(true);

@@ -162,13 +162,14 @@ impl Supervisor {
             tracing::error!(
                 job = %id,
                 "{why}: its process takes no more jobs, and another takes its place. The {neighbours} other jobs in \
-                 it have {} s to end; then it is killed, and what is left of them is handed back",
+                 it have {} s to end; then it is killed, and the unfinished ones are handed back",
                 self.config.grace.as_secs()
             );
         } else if self.children[child as usize].is_told_lost() {
             tracing::error!(
                 job = %id,
-                "{why}: its slot is lost for now, as other processes of this worker are waited for that had such jobs"
+                "{why}: its slot is lost for now, because this worker already waits for other processes that had such \
+                 jobs"
             );
         }
     }
@@ -179,7 +180,7 @@ impl Supervisor {
         let task = &delivery.message.task;
         match self.outstanding.condemned(place) {
             Some((_, Order::Cancel)) if self.outstanding.is_hastened(place) => {
-                format!("{task} was cancelled, and is not to be waited for")
+                format!("{task} was cancelled without a grace")
             }
             Some((_, Order::Cancel)) => {
                 format!("{task} was cancelled, and did not end within {grace} s")

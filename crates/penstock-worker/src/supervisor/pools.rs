@@ -314,11 +314,11 @@ impl Supervisor {
         }
         for (task, kind) in elsewhere {
             tracing::warn!(
-                "{task} asks for a slot of the kind {:?}, and this worker has none: it runs in a {} here{}",
+                "{task} needs a slot of the kind {:?}, but this worker has none: it runs in a {} here{}",
                 kind.word(),
                 self.pools[0].config.kind.word(),
                 match kind {
-                    SlotKind::Thread => "; with --threads N it has threads",
+                    SlotKind::Thread => "; --threads N adds threads",
                     SlotKind::Process | SlotKind::Async | SlotKind::Isolated => "",
                 }
             );
@@ -328,11 +328,11 @@ impl Supervisor {
             let is_known = pool.config.kind == SlotKind::Isolated || !pool.tasks.is_empty();
             if pool.config.on_demand && !is_known && !tasks.is_empty() {
                 tracing::info!(
-                    "{} {} for a slot that is a {}: it has one; --processes N makes more",
+                    "{} {} a slot that is a {}: this worker has one; --processes N adds more",
                     tasks.join(", "),
                     match tasks.len() {
-                        1 => "asks",
-                        _ => "ask",
+                        1 => "needs",
+                        _ => "need",
                     },
                     pool.config.kind.word()
                 );

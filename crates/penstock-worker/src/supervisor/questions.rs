@@ -64,7 +64,7 @@ impl Supervisor {
     pub(super) fn refuse_when_ending(&self) -> Option<Reply> {
         (self.phase != Phase::Serving).then(|| {
             Reply::Refused(
-                "it is about to end and takes no more jobs, which can't be undone: start another worker".to_owned(),
+                "it is stopping and takes no more jobs, which can't be undone: start another worker".to_owned(),
             )
         })
     }
@@ -87,7 +87,8 @@ impl Supervisor {
         }
         tracing::info!(
             running = self.busy(),
-            "paused: no job begins until `penstock workers resume {}`; running jobs go on, and other workers take the rest",
+            "paused: no job starts until `penstock workers resume {}`; running jobs continue, and other workers take \
+             the rest",
             self.config.name
         );
         None
@@ -96,7 +97,7 @@ impl Supervisor {
     fn resume(&mut self) -> Option<Reply> {
         let refused = self.refuse_when_ending();
         if refused.is_none() && std::mem::take(&mut self.is_paused) {
-            tracing::info!("resumed: jobs begin again");
+            tracing::info!("resumed: jobs start again");
         }
         refused
     }
@@ -105,7 +106,7 @@ impl Supervisor {
         if self.phase == Phase::Serving {
             tracing::info!(
                 running = self.busy(),
-                "draining: this worker ends when its running jobs have ended, however long that takes"
+                "draining: this worker exits when its running jobs have ended, however long that takes"
             );
             self.leave_tasks();
             self.begin_draining(None);

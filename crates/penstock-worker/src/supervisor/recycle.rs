@@ -53,11 +53,11 @@ impl std::fmt::Display for Reason {
             Self::Jobs(jobs) => write!(out, "it has run {jobs} jobs (--max-jobs-per-child)"),
             Self::Memory { own, most } => write!(
                 out,
-                "it has {} of its own, and may keep {} (--max-memory-per-child)",
+                "it has {} of its own, and the limit is {} (--max-memory-per-child)",
                 in_words(*own),
                 in_words(*most)
             ),
-            Self::Size(slots) => write!(out, "it is to have {slots} slots"),
+            Self::Size(slots) => write!(out, "its new number of slots is {slots}"),
             Self::Age(age) => write!(out, "it is {} s old (--max-age)", age.as_secs()),
         }
     }
@@ -415,8 +415,8 @@ impl Supervisor {
         tracing::warn!(
             pid,
             process = number,
-            "a process that was replaced did not end within {} s after its last job, and is killed: a thread, perhaps, that a \
-             job has left",
+            "a replaced process did not exit within {} s after its last job, and is killed: a job may have left a \
+             thread",
             within.as_secs()
         );
         self.kill(number);

@@ -73,10 +73,10 @@ fn apply(sizes: Sizes, pools: &mut [PoolConfig]) -> Result<(), &'static str> {
         false => SlotKind::Process,
     };
     if !has_threads && sizes.threads.is_some() {
-        return Err("it has no threads: start it again with --threads");
+        return Err("it has no threads: restart it with --threads");
     }
     if !has_threads && sizes.processes.is_some() {
-        return Err("without threads, -c says how many processes there are");
+        return Err("without threads, -c sets the number of processes");
     }
     let processes = [
         (kinds, sizes.concurrency),
@@ -92,7 +92,7 @@ fn apply(sizes: Sizes, pools: &mut [PoolConfig]) -> Result<(), &'static str> {
         .chain(&slots)
         .any(|(_, number)| *number == Some(0))
     {
-        return Err("there is at least one slot of a kind; `penstock workers pause` stops all");
+        return Err("every kind needs at least one slot; `penstock workers pause` stops them all");
     }
     for pool in pools {
         let given = |numbers: &[(SlotKind, Option<u32>)]| {
@@ -123,15 +123,15 @@ impl Supervisor {
         let taken = Room::taken_by(all.iter().map(|config| (config.children(), *config)));
         if !self.room.holds(taken) {
             return Some(Reply::Refused(format!(
-                "that takes {} processes with {} slots and places in all, and it was started with room for {} and {}: start it \
-                 again with these numbers",
+                "that takes {} processes with {} slots and places in total, but it was started with room for {} and \
+                 {}: restart it with these numbers",
                 taken.children, taken.places, self.room.children, self.room.places
             )));
         }
         for (number, config) in wanted.into_iter().enumerate() {
             self.pools[number].resize(config);
         }
-        tracing::info!("resized: this worker has {} now", self.slots_in_words());
+        tracing::info!("resized: this worker now has {}", self.slots_in_words());
         (self.has_been_resized, self.is_unfit) = (true, true);
         self.fit(now);
         // Find jobs that are now in excess.
