@@ -145,9 +145,7 @@ def test_each_durability_is_confirmed(client, durability):
 
 
 def test_replicated_is_offered_by_no_engine_of_today(client):
-    with pytest.raises(
-        errors.NotOffered, match=r'no engine of today .* "disk" is the safest there is\. Nothing was sent'
-    ):
+    with pytest.raises(errors.NotOffered, match=r'no current engine .* "disk" is the safest level\. Nothing was sent'):
         client.publish(_core.Options("task", durability="replicated"), b"", 5.0)
     assert client.status(5.0)["ready"] == {}
 

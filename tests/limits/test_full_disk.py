@@ -105,7 +105,7 @@ def test_a_full_disk_is_told_at_once_workers_drain_it_and_new_jobs_are_taken_aga
             is_quick(statistics.median(took), AT_ONCE_S, "a refusal")
         drain(project, server, tasks, jobs)
     assert server.returncode is None, server.output
-    assert "it takes no new jobs until there is space" in server.output
+    assert "it accepts no new jobs until there is space" in server.output
 
 
 def test_when_other_files_fill_the_disk_all_waits_and_goes_on_by_itself_once_there_is_room(

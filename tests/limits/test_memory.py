@@ -65,7 +65,7 @@ def test_at_its_memory_limit_a_broker_refuses_new_jobs_and_workers_go_on(
     status = project.status()
     assert status["broker"]["memory_is_full"]
     assert status["counts"]["refused"] > 0
-    assert "takes no new jobs" in project.penstock("status").output
+    assert "accepts no new jobs" in project.penstock("status").output
     project.worker("tasks:app", "-c", "1")
     assert [job.result(timeout=30) for job in jobs] == [len(DOCUMENT)] * 10
 

@@ -97,7 +97,7 @@ def test_bad_schedules_are_one_clear_error_where_they_are_declared() -> None:
         with pytest.raises(ValueError, match=error):
             app.periodic(*args, **kwargs)
 
-    refused("it has 6 fields and not five.*for seconds there is every=", "0 * * * * *")
+    refused("it has 6 fields instead of five.*for seconds, use every=", "0 * * * * *")
     refused("no month that it names has that day, so it never fires", "0 0 30 2 *")
     refused("there is no time zone 'Mars/Base'|there is no time zone \"Mars/Base\"", "@daily", tz="Mars/Base")
     refused("there is no time zone", every=5, tz="Mars/Base")

@@ -681,10 +681,10 @@ impl Broker {
                     .to_owned(),
             ),
             Query::Stop => Answer::Refused(
-                "only the process around a broker can end it".to_owned(),
+                "only the process that hosts the broker can stop it".to_owned(),
             ),
             Query::SetClock { .. } => Answer::Refused(
-                "only the process around a broker has a clock".to_owned(),
+                "only the process that hosts the broker can move its clock".to_owned(),
             ),
         };
         // Status must be available even while the disk is full or slow, so it waits for nothing.

@@ -74,7 +74,7 @@ impl Broker {
             return;
         };
         if self.state.sessions[session].pending_parts.is_some() {
-            let reason = "a transaction came between the parts of a larger one".to_owned();
+            let reason = "a transaction arrived between the parts of a larger one".to_owned();
             return self.close(conn, CloseReason::Protocol(reason));
         }
         self.commit_whole(conn, session, first_seq, durability, txs);
@@ -104,7 +104,7 @@ impl Broker {
         });
         if pending_parts.seq != seq {
             let reason = format!(
-                "a part of transaction {seq} came between the parts of {}",
+                "a part of transaction {seq} arrived between the parts of {}",
                 pending_parts.seq
             );
             return self.close(conn, CloseReason::Protocol(reason));
@@ -132,7 +132,7 @@ impl Broker {
         self.pending_parts_bytes -= pending_parts.bytes;
         if pending_parts.is_too_large {
             let why = Refusal::TooLarge(format!(
-                "with this transaction, those that are on their way in parts exceed the broker's {}",
+                "together with this one, the transactions that are being sent in parts exceed the broker's {}",
                 exact_bytes(self.options.staged_parts_cap_bytes)
             ));
             return self.refuse_whole(conn, session_index, seq, durability, why);
@@ -245,7 +245,7 @@ impl Broker {
         let reason = match first_seq {
             0 => "transactions are numbered from 1".to_owned(),
             _ if first_seq > expected => {
-                format!("transaction {first_seq} came where {expected} was expected")
+                format!("transaction {first_seq} arrived instead of {expected}")
             }
             _ => return true,
         };

@@ -112,7 +112,7 @@ impl Broker {
         if self.connections.contains_key(&conn) {
             return self.close(
                 conn,
-                CloseReason::Protocol("a connection says hello only once".to_owned()),
+                CloseReason::Protocol("a connection can send only one hello".to_owned()),
             );
         }
         if last_seq > LAST_SEQ {

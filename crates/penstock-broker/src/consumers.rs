@@ -358,7 +358,7 @@ fn check(
 ) -> Result<(), String> {
     if is_new && consumers == CONSUMERS_CAP {
         return Err(format!(
-            "a connection has one consumer more than the limit of {CONSUMERS_CAP}"
+            "a connection can have at most {CONSUMERS_CAP} consumers"
         ));
     }
     if queues.len() > QUEUES_CAP {
@@ -381,7 +381,7 @@ fn check(
         let mut names = names.iter();
         if let Some(name) = names.find(|name| name.is_empty() || name.len() > NAME_CAP_BYTES) {
             return Err(format!(
-                "a {what}'s name has from 1 to {NAME_CAP_BYTES} bytes, not {}",
+                "a {what}'s name must have 1 to {NAME_CAP_BYTES} bytes, not {}",
                 name.len()
             ));
         }

@@ -48,7 +48,7 @@ const LISTED: usize = 500;
 /// Most events that one decision adds to a record.
 const EVENTS: usize = 8;
 /// Reason of a job that made way for the next.
-const NEXT_CAME: &str = "its schedule's next time came";
+const NEXT_CAME: &str = "the next job of its schedule was due";
 
 #[derive(Debug)]
 pub(crate) struct ScheduleTable {
@@ -645,7 +645,7 @@ impl Broker {
                 return match schedules.all[name].head.declared {
                     Some(_) => Ok(()),
                     None => Err(Refusal::Invalid(format!(
-                        "no code declares schedule {name}: there is nothing to go back to"
+                        "no code declares schedule {name}: there is nothing to reset to"
                     ))),
                 };
             }
@@ -684,7 +684,7 @@ impl Broker {
         let has_moment = matches!(message.expires_at, Some(Due::At(_)));
         match has_place || has_past || has_moment {
             true => Err(Refusal::Invalid(format!(
-                "schedule {name}: its jobs are new ones, of no workflow, and expire after a time"
+                "schedule {name}: its jobs must be new, belong to no workflow, and expire after a duration"
             ))),
             false => Ok(()),
         }

@@ -76,7 +76,7 @@ fn check_own(directory: &Path, found: &Metadata, us: Identity) -> io::Result<()>
     if found.mode() & (WRITABLE_BY_GROUP | WRITABLE_BY_ALL) != 0 {
         return Err(refused(format!(
             "other users may write in {shown} (mode {:04o}): they could read its jobs and have tasks run as this \
-             user. Nothing was sent or changed. If all that is in it is yours, run: chmod go-w {shown}. Otherwise \
+             user. Nothing was sent or changed. If everything in it is yours, run: chmod go-w {shown}. Otherwise \
              choose another directory with PENSTOCK_URL=local:PATH",
             found.mode() & 0o7777
         )));
@@ -108,7 +108,7 @@ fn check_above(
         false => (format!("members of group {}", found.gid()), "g-w"),
     };
     Err(refused(format!(
-        "{who} may write in {shown} (mode {:04o}), so they could put a directory of theirs in the place of {directory}. \
+        "{who} may write in {shown} (mode {:04o}), so they could replace {directory} with a directory of their own. \
          Nothing was sent or changed. Run: chmod {change} {shown} (or chmod +t {shown}), or choose another directory \
          with PENSTOCK_URL=local:PATH",
         found.mode() & 0o7777

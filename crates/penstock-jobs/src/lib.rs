@@ -242,7 +242,7 @@ pub fn lost(blame: Option<Blame>, max_deliveries: u8, reason: &str) -> Outcome {
         },
         // A job that may never run twice has already run.
         None if max_deliveries == 1 => Outcome::Crashed {
-            reason: "its process was lost by another job's fault, and it may not run again"
+            reason: "its process was lost through another job's fault, and it may not run again"
                 .to_owned(),
         },
         None => Outcome::Returned,
@@ -605,7 +605,7 @@ mod tests {
         check(
             None,
             1,
-            r#"release Crashed("its process was lost by another job's fault, and it may not run again")"#,
+            r#"release Crashed("its process was lost through another job's fault, and it may not run again")"#,
         );
     }
 

@@ -10,8 +10,8 @@ use crate::upgrade::UPGRADE_COMMAND;
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     #[error(
-        "{location} is in use by another process, and nothing was changed; end its broker first \
-         (`penstock broker stop` for a local one)"
+        "{location} is in use by another process, and nothing was changed; stop its broker first (`penstock broker \
+         stop` for a local one)"
     )]
     Locked { location: String },
     #[error(
@@ -38,7 +38,7 @@ pub enum OpenError {
     },
     #[error(
         "{location} is in format {written}, and this program writes format {known}. Nothing is lost and \
-         nothing was changed. To upgrade it, type `{UPGRADE_COMMAND} {location}` once: earlier programs \
+         nothing was changed. To upgrade it, run `{UPGRADE_COMMAND} {location}` once: earlier programs \
          refuse it from then on, so copy the directory first if you may want to go back to one"
     )]
     OlderFormat {

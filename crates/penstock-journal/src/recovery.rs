@@ -281,7 +281,7 @@ fn check_newest<S: Storage>(
     let is_ours = |slot: &NewestSlot| slot.journal_id == last.journal_id;
     match slot {
         Some(slot) if !is_ours(&slot) && last.format_version >= 2 => {
-            damaged("it is that of another journal")
+            damaged("it belongs to another journal")
         }
         Some(slot) if !is_ours(&slot) => Ok(0),
         Some(slot) if slot.segment > last.segment => Err(missing(storage, slot.segment)),
@@ -289,7 +289,7 @@ fn check_newest<S: Storage>(
         Some(_) => Ok(0),
         // Earlier formats did not have the file, and an upgrade may have been interrupted.
         None if last.format_version < 2 => Ok(0),
-        None if found.newest => damaged("none of its checksums is right"),
+        None if found.newest => damaged("none of its checksums is correct"),
         None => damaged("the file is missing"),
     }
 }
@@ -385,9 +385,7 @@ impl<'a> Joiner<'a> {
             Ok(())
         } else {
             let found = header.base_position;
-            Err(format!(
-                "it begins at record {found}, and should at {expected}"
-            ))
+            Err(format!("it begins at record {found} instead of {expected}"))
         }
     }
 
@@ -430,7 +428,7 @@ impl<'a> Joiner<'a> {
             _ => {
                 let expected = self.next_position;
                 Err(damaged(&format!(
-                    "record {position} stands where {expected} belongs"
+                    "record {position} is in the place of record {expected}"
                 )))
             }
         }

@@ -332,7 +332,7 @@ fn move_files(
             rename(&path.join(NEWEST), &damaged_files.join(NEWEST))?;
         }
         sync(damaged_files)?;
-        before("move the one that names the newest")?;
+        before("move the file that names the newest segment")?;
         rename(&newest, &path.join(NEWEST))?;
     }
     sync(damaged_files)?;

@@ -260,7 +260,7 @@ impl Salvager<'_> {
             let next = next
                 .filter(|(_, next)| counts_through.is_none_or(|through| next.sequence <= through));
             if next.is_none() && is_last && of.header_is_lost {
-                let what = "where it ended can't be known without its header";
+                let what = "its end can't be found without its header";
                 self.damaged(&image.name, offset..offset, what);
                 break;
             }

@@ -53,7 +53,7 @@ impl std::fmt::Display for Proof {
                 out,
                 "though the batch at byte {at} was written after it was synced"
             ),
-            Self::Close => write!(out, "though the journal was closed in order after it"),
+            Self::Close => write!(out, "though the journal was closed cleanly after it"),
         }
     }
 }
@@ -120,7 +120,7 @@ pub(crate) fn read_damaged_header<S: Storage>(
         });
     }
     if !header.is_plausible() {
-        let what = "its header holds numbers that no journal comes to".to_string();
+        let what = "its header has impossible numbers".to_string();
         return Ok((None, Some((0, what))));
     }
     if header.segment != number {
@@ -193,7 +193,7 @@ impl SegmentImage {
         }
         // Its watermark serves as a proof only, and this one could prove anything.
         if header.durable_through >= header.sequence {
-            return Err("the batch names as synced what was not written before it");
+            return Err("the batch names batches as synced that were not written before it");
         }
         let body = bytes[BatchHeader::BYTES..].get(..header.length as usize);
         let body = body.ok_or("the batch is longer than the file")?;
@@ -277,7 +277,7 @@ impl<'a> BatchView<'a> {
         std::iter::from_fn(move || {
             if left == 0 {
                 let surplus = !std::mem::take(&mut rest).is_empty();
-                return surplus.then_some(Err((offset, "there is more than the batch's records")));
+                return surplus.then_some(Err((offset, "there is data after the batch's records")));
             }
             left -= 1;
             let here = offset;

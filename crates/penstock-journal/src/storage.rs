@@ -244,7 +244,7 @@ impl Storage for DiskStorage {
                 false => "no ordinary file",
             };
             let text = format!(
-                "{name} is {what}, which Penstock did not make: move it out of {}",
+                "{name} is {what}, which Penstock did not create: move it out of {}",
                 self.path.display()
             );
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));

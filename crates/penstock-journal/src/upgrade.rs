@@ -173,7 +173,7 @@ mod tests {
         assert_eq!(
             replayed(&storage, false).unwrap_err().to_string(),
             "(simulated) is in format 1, and this program writes format 2. Nothing is lost and nothing was \
-             changed. To upgrade it, type `penstock journal upgrade (simulated)` once: earlier programs refuse it \
+             changed. To upgrade it, run `penstock journal upgrade (simulated)` once: earlier programs refuse it \
              from then on, so copy the directory first if you may want to go back to one"
         );
         assert_eq!(storage.calls(), calls, "something was changed");

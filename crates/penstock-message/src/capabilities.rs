@@ -324,13 +324,13 @@ impl Capabilities {
         let remedy = match (remark, feature) {
             (Some(Remark { missing, remedy, .. }), _) => format!("{missing}. {remedy}"),
             (None, Feature::ReplicatedDurability) if self.takes(Durability::Disk) => {
-                "no engine of today keeps a job on more than one machine; \"disk\" is the safest there is".to_owned()
+                "no current engine stores a job on more than one machine; \"disk\" is the safest level".to_owned()
             }
             (
                 None,
                 Feature::ReplicatedDurability | Feature::DiskDurability | Feature::OsDurability,
             ) => format!(
-                "\"{}\" is the safest there is",
+                "\"{}\" is its safest level",
                 self.highest_durability.name()
             ),
             (None, Feature::MovableClock) => {
@@ -447,25 +447,25 @@ impl Feature {
             Self::OsDurability => "durability=\"os\"",
             Self::OneStepSettlement => "settling a job in one step",
             Self::Fencing => "fencing of lost leases",
-            Self::Dedupe => "telling what is sent twice",
+            Self::Dedupe => "recognizing duplicates",
             Self::LeasesOfSessions => "leases that outlive a connection",
             Self::Delays => "delaying a job",
             Self::Priorities => "priority of jobs",
-            Self::KeepsPlace => "the old place of a job that comes back",
+            Self::KeepsPlace => "returning a job to its old place",
             Self::Values => "keeping results",
             Self::Keys => "named keys",
             Self::Joins => "joining jobs",
-            Self::Pending => "telling a result that is on its way from none",
+            Self::Pending => "telling a pending result from none",
             Self::Purge => "purging a queue",
             Self::Pause => "pausing a queue",
             Self::Limits => "limiting a queue",
             Self::Inspection => "looking at a job",
             Self::FailedJobs => "keeping failed jobs",
-            Self::CancelWaiting => "cancelling a job that waits",
-            Self::CancelRunning => "cancelling a job that runs",
+            Self::CancelWaiting => "cancelling a waiting job",
+            Self::CancelRunning => "cancelling a running job",
             Self::TasksOfConsumers => "naming the tasks of a worker",
             Self::FairFlows => "fairness between tasks",
-            Self::SteadyClock => "a clock that nobody sets",
+            Self::SteadyClock => "a clock that can't be set",
             Self::Workflows => "workflows",
             Self::ValueStreams => "streams of values",
             Self::Claims => "unique jobs",
@@ -820,13 +820,13 @@ mod tests {
         let said = |engine: &Capabilities, feature| engine.not_offered(feature).to_string();
         assert_eq!(
             said(&engine, Feature::ReplicatedDurability),
-            "durability=\"replicated\" is not offered by Test 1: no engine of today keeps a job on more than one machine; \
-             \"disk\" is the safest there is"
+            "durability=\"replicated\" is not offered by Test 1: no current engine stores a job on more than one \
+             machine; \"disk\" is the safest level"
         );
         let of_everysec = engine.clone().without(Feature::OsDurability);
         assert_eq!(
             said(&of_everysec, Feature::DiskDurability),
-            "durability=\"disk\" is not offered by Test 1: \"none\" is the safest there is"
+            "durability=\"disk\" is not offered by Test 1: \"none\" is its safest level"
         );
         engine.remarks.push(Remark {
             feature: Feature::Delays,

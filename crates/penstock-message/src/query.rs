@@ -661,23 +661,23 @@ impl fmt::Display for Notice {
                 write!(
                     out,
                     "the apps {app:?} and {other_app:?} both have the task {task:?}{others} in queue {queue:?}, so \
-                     either runs the other's jobs; rename the task in one of them, give them queues of their own, or \
-                     if they are the same app, give them one name"
+                     each may run the other's jobs; rename the task in one of them, give them separate queues, or, if \
+                     they are the same app, give them the same name"
                 )
             }
             Self::Space(space) => out.write_str(match space {
-                Space::Plenty => "the broker's disk has room again: everything goes on",
+                Space::Plenty => "the broker's disk has room again: everything continues",
                 Space::NoPublishes => {
-                    "the broker's disk is nearly full: it takes no new jobs until there is space; workers go on, \
-                     and draining the queues or freeing space on its machine helps"
+                    "the broker's disk is nearly full: it accepts no new jobs until there is space; workers continue; \
+                     drain the queues or free some space on its machine"
                 }
                 Space::NoLeases => {
-                    "the broker's disk is full: it takes no new jobs, and starts a few at a time until there is space; \
-                     what runs can still end; nothing is lost; free some space on its machine"
+                    "the broker's disk is full: it accepts no new jobs, and starts only a few at a time until there \
+                     is space; running jobs can still end; nothing is lost; free some space on its machine"
                 }
                 Space::NoSettlements => {
-                    "the broker's disk is full to the last reserve: what ends now waits until there is space; \
-                     nothing is lost; free some space on its machine"
+                    "the broker's disk is full, including its last reserve: outcomes of jobs wait until there is \
+                     space; nothing is lost; free some space on its machine"
                 }
             }),
             Self::Memory {
@@ -685,22 +685,24 @@ impl fmt::Display for Notice {
                 limit_bytes,
             } => write!(
                 out,
-                "the broker has come to its memory limit of {} MiB: it takes no new jobs until workers have made room",
+                "the broker has reached its memory limit of {} MiB: it accepts no new jobs until workers have made \
+                 room",
                 limit_bytes >> 20
             ),
             Self::Memory { is_full: false, .. } => {
-                out.write_str("the broker is below its memory limit again: it takes new jobs")
+                out.write_str("the broker is below its memory limit again: it accepts new jobs")
             }
             Self::Evicting { group, cap_bytes } => write!(
                 out,
-                "results of task {group:?} are evicted before their time, because they take more than {} MiB or \
+                "results of task {group:?} are evicted before they expire, because they take more than {} MiB or \
                  the disk is short of space; shorten its result_ttl, or set store_result=False if nobody reads them",
                 cap_bytes >> 20
             ),
             Self::FailedDropped { kept, kept_bytes } => write!(
                 out,
-                "the oldest failed jobs are dropped, and jobs that failed groups have blocked: at most {kept} of them \
-                 and {} MiB are kept, and fewer while the disk is short of space; no other waiting or running job is \
+                "the oldest failed jobs, and jobs that failed groups have blocked, are dropped: at most {kept} of \
+                 them and {} MiB are kept, and fewer while the disk is short of space; no other waiting or running \
+                 job is \
                  lost",
                 kept_bytes >> 20
             ),
@@ -712,14 +714,14 @@ impl fmt::Display for Notice {
             } => write!(
                 out,
                 "job {job} of schedule {:?} has not ended for {}, and half of its runs take less than {}: if it hangs, \
-                 `penstock job cancel {job} --running kill` ends it, and a `timeout` on its task does so by itself",
+                 `penstock job cancel {job} --running kill` ends it, and a `timeout` on its task does so automatically",
                 schedule.name,
                 seconds(*for_ms),
                 seconds(*median_ms)
             ),
             Self::Unreadable { id, queue, reason } => write!(
                 out,
-                "job {id} of queue {queue:?} failed: {reason}. All other jobs go on; check the disk, and run \
+                "job {id} of queue {queue:?} failed: {reason}. All other jobs continue; check the disk, and run \
                  `penstock journal check`"
             ),
         }

@@ -61,10 +61,7 @@ impl fmt::Display for RefusedWait {
         for (place, job) in self.jobs.iter().enumerate().skip(1) {
             if self.left_out > 0 && place == Self::MOST_JOBS / 2 {
                 let more = self.left_out;
-                write!(
-                    out,
-                    ", which waits for {more} more that wait one for another"
-                )?;
+                write!(out, ", which waits for a chain of {more} more")?;
             }
             match place {
                 1 => write!(out, " waits for {job}")?,
@@ -138,7 +135,7 @@ mod tests {
         let jobs: Vec<WaitingJob> = (1..=RefusedWait::MOST_JOBS as u8).map(job).collect();
         let told = told(WaitRefusal::Cycle, jobs, 984);
         assert!(
-            told.contains("(shop.8), which waits for 984 more that wait one for another, which"),
+            told.contains("(shop.8), which waits for a chain of 984 more, which"),
             "{told}"
         );
     }

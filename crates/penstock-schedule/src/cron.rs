@@ -92,7 +92,7 @@ impl Cron {
         let fields: Vec<&str> = expanded.split_ascii_whitespace().collect();
         let &[minute, hour, day, month, weekday] = fields.as_slice() else {
             let seconds = match fields.len() {
-                6.. => "; for seconds there is every=",
+                6.. => "; for seconds, use every=",
                 _ => "",
             };
             let count = match fields.len() {
@@ -100,7 +100,8 @@ impl Cron {
                 count => format!("{count} fields"),
             };
             return Err(wrong(format!(
-                "it has {count} and not five, which are minute, hour, day of the month, month and day of the week{seconds}"
+                "it has {count} instead of five, which are minute, hour, day of the month, month and day of the \
+                 week{seconds}"
             )));
         };
         let texts = [minute, hour, day, month, weekday];
@@ -234,14 +235,14 @@ impl CronField {
         match digits.flatten() {
             Some(number) if (self.first..=self.last).contains(&number) => Ok(number),
             Some(number) => Err(format!(
-                "{number} is no {}: those are {} to {}",
+                "{number} is not a valid {}: give {} to {}",
                 self.name, self.first, self.last
             )),
             None if text.contains(['L', 'W', '#', '?', 'l', 'w']) => Err(format!(
                 "{text:?} is not offered: L, W, # and ? have no place in the {}",
                 self.name
             )),
-            None => Err(format!("{text:?} is no {}", self.name)),
+            None => Err(format!("{text:?} is not a valid {}", self.name)),
         }
     }
 }
@@ -253,14 +254,18 @@ mod tests {
     #[test]
     fn bad_lines_are_one_clear_error() {
         let told = [
-            ("* * * *", "it has 4 fields and not five"),
+            ("* * * *", "it has 4 fields instead of five"),
             (
                 "0 * * * * *",
-                "it has 6 fields and not five, which are minute, hour, day of the month, month and day of the week; for seconds there is every=",
+                "it has 6 fields instead of five, which are minute, hour, day of the month, month and day of the week; \
+                 for seconds, use every=",
             ),
-            ("60 * * * *", "60 is no minute: those are 0 to 59"),
-            ("* 24 * * *", "24 is no hour: those are 0 to 23"),
-            ("0 0 0 * *", "0 is no day of the month: those are 1 to 31"),
+            ("60 * * * *", "60 is not a valid minute: give 0 to 59"),
+            ("* 24 * * *", "24 is not a valid hour: give 0 to 23"),
+            (
+                "0 0 0 * *",
+                "0 is not a valid day of the month: give 1 to 31",
+            ),
             (
                 "0 0 30 2 *",
                 "no month that it names has that day, so it never fires",
@@ -272,11 +277,11 @@ mod tests {
             ("0 0 L * *", "\"L\" is not offered"),
             ("0 0 * * 5#2", "\"5#2\" is not offered"),
             ("0 0 15W * *", "\"15W\" is not offered"),
-            ("0 0 * * fry", "\"fry\" is no day of the week"),
+            ("0 0 * * fry", "\"fry\" is not a valid day of the week"),
             ("@reboot", "it is none of @hourly"),
             ("", "it has 0 fields"),
-            ("1,,2 * * * *", "\"\" is no minute"),
-            ("+1 * * * *", "\"+1\" is no minute"),
+            ("1,,2 * * * *", "\"\" is not a valid minute"),
+            ("+1 * * * *", "\"+1\" is not a valid minute"),
         ];
         for (line, part) in told {
             let error = Cron::parse(line).unwrap_err();

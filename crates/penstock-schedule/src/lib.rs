@@ -63,7 +63,7 @@ impl Calendar {
             }
             Rhythm::Every(interval_ms) => {
                 return Err(format!(
-                    "an interval is between 1 second and 10 years, not {} seconds",
+                    "an interval must be between 1 second and 10 years, not {} seconds",
                     *interval_ms as f64 / 1000.0
                 ));
             }
@@ -71,7 +71,7 @@ impl Calendar {
         };
         if timing.jitter_ms > LONGEST_JITTER_MS {
             return Err(format!(
-                "a jitter is at most a day, not {} seconds",
+                "a jitter must be at most a day, not {} seconds",
                 timing.jitter_ms / 1000
             ));
         }

@@ -392,7 +392,7 @@ fn intervals_count_from_their_anchor_and_one_time_is_once() {
     for interval_ms in [0, 999, u64::MAX] {
         let error = Calendar::new(&timing(Rhythm::Every(interval_ms), 0), 0, 0).unwrap_err();
         assert!(
-            error.contains("an interval is between 1 second and 10 years"),
+            error.contains("an interval must be between 1 second and 10 years"),
             "{error}"
         );
     }

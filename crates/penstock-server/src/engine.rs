@@ -242,7 +242,7 @@ impl Engine {
 
     fn refuse_client(&mut self, conn: ConnId) {
         let limit = self.options.max_connections;
-        let text = format!("this broker has its {limit} connections, as many as it accepts");
+        let text = format!("this broker already has {limit} connections, which is its limit");
         self.close(conn, Why::TooManyClients, text);
     }
 

@@ -969,7 +969,7 @@ fn what_is_valid_protobuf_but_makes_no_sense_says_why() {
     check(Wire::Delete(proto::KeyRef { key: None }), "a key is empty");
     check(
         Wire::Put(proto::Put::default()),
-        "an operation on a key has none",
+        "an operation on a key does not name it",
     );
     let eternal = proto::Message {
         head: proto::MessageHead {

@@ -58,7 +58,7 @@ impl Checking {
                 it.take_place()
             }
             Some(_) => Err(Refusal::Invalid(
-                "a message takes the place of a job and reports elsewhere".to_owned(),
+                "a message that replaces a job must not report to another join".to_owned(),
             )),
             None => Ok(()),
         }
@@ -130,7 +130,7 @@ impl Broker {
                 match checking.replaced.replace(replaced) {
                     None => Ok(()),
                     Some(_) => Err(Refusal::Invalid(
-                        "a transaction replaces one job only".to_owned(),
+                        "a transaction can replace only one job".to_owned(),
                     )),
                 }
             }
@@ -174,7 +174,7 @@ impl Broker {
             } => {
                 if queues.is_empty() {
                     return Err(Refusal::Invalid(
-                        "a message is published to no queue".to_owned(),
+                        "a message must be published to at least one queue".to_owned(),
                     ));
                 }
                 if queues.len() > QUEUES_CAP {
@@ -193,7 +193,7 @@ impl Broker {
                 check_inputs(message, None)?;
                 if checking.is_heir(message) {
                     if queues.len() > 1 || unless_key.is_some() {
-                        let why = "a message that takes a job's place has one queue and no key";
+                        let why = "a message that replaces a job must have one queue and no key";
                         return Err(Refusal::Invalid(why.to_owned()));
                     }
                     check_is_new_here(message, checking)?;
@@ -201,7 +201,7 @@ impl Broker {
                 }
                 if let Some(member) = message.extras.as_ref().and_then(|extras| extras.member) {
                     if queues.len() > 1 {
-                        let why = "a member of a join is published to one queue";
+                        let why = "a member of a join can be published to only one queue";
                         return Err(Refusal::Invalid(why.to_owned()));
                     }
                     self.check_member(member, checking)?;
@@ -343,7 +343,7 @@ impl Broker {
                 Some(slot) if *index >= self.state.joins[slot].count => {
                     let count = self.state.joins[slot].count;
                     Err(Refusal::Invalid(format!(
-                        "member {index} of a join of {count}"
+                        "member {index} does not fit into a join of {count}"
                     )))
                 }
                 _ => Ok(()),
@@ -441,11 +441,11 @@ impl Broker {
             Some(owner) => {
                 let owner = messages[owner.slot].id;
                 Err(Refusal::Invalid(format!(
-                    "its unique key belongs to job {owner} by now"
+                    "its unique key now belongs to job {owner}"
                 )))
             }
             None if keys.find(key).is_some() => Err(Refusal::Invalid(
-                "a value is stored under its unique key by now".to_owned(),
+                "a value is now stored under its unique key".to_owned(),
             )),
             None => Ok(()),
         }
@@ -459,7 +459,9 @@ impl Broker {
         checking: &mut Checking,
     ) -> Result<(), Refusal> {
         if count != 0 {
-            let why = format!("an unsealed join has its count from its seal, and not {count}");
+            let why = format!(
+                "an unsealed join gets its count from its seal, so the count must be 0, not {count}"
+            );
             return Err(Refusal::Invalid(why));
         }
         let is_second = unsealed
@@ -492,7 +494,7 @@ impl Broker {
             false => {
                 let members = growth.members;
                 Err(Refusal::Invalid(format!(
-                    "a join to which {members} members have come can't be sealed with the members 0 to {count}"
+                    "a join with {members} members so far can't be sealed with a count of {count}"
                 )))
             }
         }
@@ -525,7 +527,7 @@ impl Broker {
             false => {
                 let index = member.index;
                 Err(Refusal::Invalid(format!(
-                    "member {index} of a join of {count}"
+                    "member {index} does not fit into a join of {count}"
                 )))
             }
         }
@@ -557,7 +559,9 @@ impl Broker {
             )));
         }
         if message.max_deliveries == 0 {
-            return Err(Refusal::Invalid("max_deliveries is at least 1".to_owned()));
+            return Err(Refusal::Invalid(
+                "max_deliveries must be at least 1".to_owned(),
+            ));
         }
         match &message.extras {
             Some(extras) => check_extras(extras),
@@ -642,8 +646,8 @@ impl ReplacedJob {
 fn check_replaced(replaced: &ReplacedJob, checking: &Checking) -> Result<(), Refusal> {
     let why = match (replaced.has_heir, checking.leased.len()) {
         (true, 1) => return Ok(()),
-        (true, _) => "a transaction that replaces a job settles no other",
-        (false, _) => "nothing takes the place of a replaced job",
+        (true, _) => "a transaction that replaces a job can't settle another",
+        (false, _) => "a transaction that replaces a job must publish its replacement",
     };
     Err(Refusal::Invalid(why.to_owned()))
 }
@@ -657,14 +661,14 @@ fn check_inputs(message: &Message, held_by: Option<JoinId>) -> Result<(), Refusa
         .and_then(|extras| extras.later.as_ref());
     if times.is_some() && held_by.is_none() {
         return Err(Refusal::Invalid(
-            "a message has times that begin with its release, and no join holds it".to_owned(),
+            "a message has times that count from its release, but no join holds it".to_owned(),
         ));
     }
     match inputs {
         Some(inputs) if held_by != Some(inputs.join) || !inputs.join.is_join() => {
             let join = inputs.join;
             Err(Refusal::Invalid(format!(
-                "a message has the values of join {join} as its inputs, which does not hold it"
+                "a message has the values of join {join} as its inputs, but that join does not hold it"
             )))
         }
         _ => Ok(()),
@@ -676,10 +680,10 @@ fn check_expects(expects: &[(u32, JoinOutcome)], count: u32) -> Result<(), Refus
     let is_ascending = expects.is_sorted_by(|(one, _), (other, _)| one < other);
     match expects.last() {
         Some((index, _)) if *index >= count => Err(Refusal::Invalid(format!(
-            "member {index} of a join of {count}"
+            "member {index} does not fit into a join of {count}"
         ))),
         Some(_) if !is_ascending => Err(Refusal::Invalid(
-            "the expected outcomes of a join's members are not in their order".to_owned(),
+            "the expected outcomes of a join's members are not in order".to_owned(),
         )),
         _ => Ok(()),
     }
@@ -699,7 +703,7 @@ fn check_name(what: &str, name: &str) -> Result<(), Refusal> {
 fn check_own_key(key: &Key) -> Result<(), Refusal> {
     match key {
         Key::Scoped(..) => Err(Refusal::Invalid(
-            "a key of unique jobs is claimed, and not read or written".to_owned(),
+            "a unique job's key can be claimed, but not read or written".to_owned(),
         )),
         Key::Result(_) | Key::Named(_) => check_key(key),
     }
@@ -718,27 +722,25 @@ fn check_claim(
     }
     let extras = message.extras.as_ref();
     let why = match (claim.until, claim.conflict) {
-        _ if queues.len() > 1 => "a unique message is published to one queue",
+        _ if queues.len() > 1 => "a unique message can be published to only one queue",
         _ if extras.is_some_and(|extras| extras.member.is_some()) => {
-            "a unique message has no place in a join, which would wait for one that was skipped"
+            "a unique message can't be a member of a join, which would wait forever if the message were skipped"
         }
         (Until::ForMs(_), Conflict::Replace { .. }) => {
-            "a key that is kept for a time is not handed on"
+            "a key that is kept for a fixed time can't pass to another message"
         }
         (
             _,
             Conflict::Replace {
                 max_wait_ms: Some(_),
             },
-        ) if matches!(due, Some(Due::At(_))) => {
-            "a longest wait goes with a delay, and not with a time"
-        }
+        ) if matches!(due, Some(Due::At(_))) => "a longest wait needs a delay, not a time of day",
         (
             Until::Ended,
             Conflict::Replace {
                 max_wait_ms: Some(_),
             },
-        ) => "a longest wait goes with a key that is kept until the start",
+        ) => "a longest wait needs a key that is kept until the start",
         _ => return Ok(()),
     };
     Err(Refusal::Invalid(why.to_owned()))

@@ -239,7 +239,7 @@ fn the_job_before_is_cancelled_for_the_next() {
             w hello                                     -> w welcome 0
             w consume default 9                         ->
             wait 60000                                  -> w deliver at60000
-            wait 60000                                  -> w stop at60000 (its schedule's next time came)
+            wait 60000                                  -> w stop at60000 (the next job of its schedule was due)
             {between}
             w return at60000                            -> w confirm 1, w deliver at120000
             w schedules                                 -> w schedules poll:every60000:2+0+0:set:running:last120000:next180000
@@ -268,7 +268,7 @@ fn the_job_before_is_cancelled_for_the_next() {
             wait 60000                                  -> w deliver at60000
             w replace at60000; hold u/ count=2 takes=at60000 result=1000000; publish u/0 member=u/:0 workflow=at60000; publish u/1 member=u/:1 workflow=at60000 -> w confirm 1, w deliver u/0
             {between}
-            wait 60000                                  -> w stop u/0 (its schedule's next time came)
+            wait 60000                                  -> w stop u/0 (the next job of its schedule was due)
             w return u/0                                -> w confirm 2
             w consume default 1                         -> w deliver at120000
             "

@@ -315,7 +315,7 @@ fn a_protocol_error_ends_the_connection() {
     );
     closes(
         "consume default+ 1",
-        "a queue's name has from 1 to 255 bytes not 0",
+        "a queue's name must have 1 to 255 bytes not 0",
     );
     check(
         "a hello last=18446744073709551615  -> a close transaction 18446744073709551615 is past the last number 4611686018427387904",
@@ -324,7 +324,7 @@ fn a_protocol_error_ends_the_connection() {
         "
         a hello                             -> a welcome 0
         a part more publish one             ->
-        a publish two                       -> a close a transaction came between the parts of a larger one
+        a publish two                       -> a close a transaction arrived between the parts of a larger one
         ",
     );
 }

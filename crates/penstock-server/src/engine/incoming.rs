@@ -230,7 +230,7 @@ impl Engine {
             return Err("only the clock of a memory: broker, a double for tests, can be moved");
         }
         if self.clock_moved_ms.saturating_add(left_ms) > MAX_MOVED_MS {
-            return Err("the clock can be moved by a hundred years in all");
+            return Err("the clock can be moved by at most a hundred years in total");
         }
         if by_schedules {
             match self.advance_by_schedules(left_ms) {

@@ -47,7 +47,7 @@ fn one_client_too_many_is_told_so_and_there_is_room_when_another_has_left() {
     assert_eq!(why, Why::TooManyClients);
     assert_eq!(
         text,
-        "this broker has its 2 connections, as many as it accepts"
+        "this broker already has 2 connections, which is its limit"
     );
     assert!(!world.is_closed(first) && !world.is_closed(second));
 

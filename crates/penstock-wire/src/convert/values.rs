@@ -39,7 +39,7 @@ impl TryFrom<proto::KeyRef> for Key {
 }
 
 pub(super) fn key(wire: Option<proto::KeyRef>) -> Result<Key, WireError> {
-    wanted(wire, "an operation on a key has none")?.try_into()
+    wanted(wire, "an operation on a key does not name it")?.try_into()
 }
 
 impl From<Value> for proto::Value {

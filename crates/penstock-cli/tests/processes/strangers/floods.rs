@@ -28,7 +28,7 @@ fn more_clients_than_a_server_takes_are_told_so() {
     assert_eq!(close.why(), Why::TooManyClients);
     assert_eq!(
         close.text,
-        "this broker has its 3 connections, as many as it accepts"
+        "this broker already has 3 connections, which is its limit"
     );
     clients.pop();
     // The slot is free once the server notices.

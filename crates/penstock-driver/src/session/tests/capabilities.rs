@@ -83,8 +83,7 @@ fn a_durability_that_the_engine_lacks_is_refused() {
     assert_eq!(bench.sent(), "commit 1-1 1 ops");
     assert_eq!(
         bench.heard(),
-        "disk: durability=\"disk\" is not offered by Test 1 at unix:test: \"none\" is the \
-         safest there is"
+        "disk: durability=\"disk\" is not offered by Test 1 at unix:test: \"none\" is its safest level"
     );
 }
 
