@@ -245,7 +245,7 @@ impl Checker {
             fired = self.note_jobs(name, before.unwrap_or(&plan), &[time], broker)?;
         }
         fired.extend(self.note_jobs(name, &plan, &decided.listed, broker)?);
-        if let Some((time, job)) = found.last
+        if let Some((time, job)) = found.last.filter(|_| found.last != before.state.last)
             && !self.model.knows(job)
         {
             // A run that somebody ordered, and that waited for the last job to end.

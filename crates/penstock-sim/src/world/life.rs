@@ -149,6 +149,8 @@ impl World<'_> {
                 }
             }
             if idle {
+                // A batch that is held back for more records may have decided times, too.
+                self.checker.look_at_schedules(life.engine.broker())?;
                 life.engine.broker().assert_no_circle_of_waits();
                 break;
             }
