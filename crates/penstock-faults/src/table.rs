@@ -45,7 +45,10 @@ const fn of_schedules(name: &'static str, promise: &'static str) -> Plant {
 
 /// Points that are lawful at any time, and rare by nature.
 pub const POINTS: &[(&str, &str)] = &[
-    ("roll-early", "a new segment begins before the last is full"),
+    (
+        "roll-early",
+        "a new segment begins before the last one is full",
+    ),
     ("tiny-batch", "a batch is closed though it has room"),
     ("carry-little", "live things are carried forward one by one"),
     (
@@ -82,17 +85,14 @@ pub const POINTS: &[(&str, &str)] = &[
 pub const PLANTS: &[Plant] = &[
     // The journal.
     plant("skip-sync", "what is confirmed is on disk"),
-    plant(
-        "roll-before-sync",
-        "a segment that has a successor is whole",
-    ),
+    plant("roll-before-sync", "a segment with a successor is complete"),
     plant(
         "name-before-sync",
         "a file with a segment's name has a good header",
     ),
     plant(
         "skip-directory-sync",
-        "a segment that is written to has its name on disk",
+        "a segment in use has its name on disk",
     ),
     plant(
         "open-without-directory-sync",
@@ -100,29 +100,26 @@ pub const PLANTS: &[Plant] = &[
     ),
     plant(
         "count-on-unsynced-names",
-        "an opening counts on no file whose name may still be lost",
+        "an opening relies on no file whose name may still be lost",
     ),
     plant(
         "drop-before-sync",
-        "a segment goes after what was carried out of it is on disk",
+        "a segment is dropped only after the data carried out of it is on disk",
     ),
     plant(
         "trust-page-cache",
-        "what an opening shows is on disk before anything rests on it",
+        "records that an opening returns are on disk before anything relies on them",
     ),
-    plant("accept-torn-batch", "what a crash tore is cut off"),
+    plant("accept-torn-batch", "a batch torn by a crash is cut off"),
     plant(
         "ignore-watermark",
-        "damage to what was confirmed is an error, never silence",
+        "damage to confirmed records is an error, never ignored",
     ),
     plant(
         "accept-ghosts",
-        "what a recycled segment held before is never read as new",
+        "old contents of a recycled segment are never read as new",
     ),
-    plant(
-        "keep-epoch",
-        "each start of the broker has an epoch of its own",
-    ),
+    plant("keep-epoch", "each start of the broker has its own epoch"),
     plant(
         "retry-failed-sync",
         "after a failed sync nothing is confirmed",
@@ -134,14 +131,14 @@ pub const PLANTS: &[Plant] = &[
     ),
     plant(
         "drop-live-things",
-        "a segment is dropped when nothing in it is needed",
+        "a segment is dropped only when nothing in it is needed",
     ),
     // Transactions.
     plant(
         "deliver-before-durable",
         "no job starts whose publishing may be lost",
     ),
-    plant("show-value-early", "no value is shown that may be lost"),
+    plant("show-value-early", "a value that may be lost is not shown"),
     plant(
         "forget-refusal",
         "a transaction that is sent again gets the same answer",
@@ -155,8 +152,8 @@ pub const PLANTS: &[Plant] = &[
         "pass-every-guard",
         "a transaction whose guard fails changes nothing",
     ),
-    plant("lose-copy", "a message comes to each of its queues"),
-    plant("lose-purge", "what was purged stays away"),
+    plant("lose-copy", "a message reaches each of its queues"),
+    plant("lose-purge", "purged messages do not return"),
     plant(
         "send-any-task",
         "a job is sent only to a worker that can run its task",
@@ -171,11 +168,11 @@ pub const PLANTS: &[Plant] = &[
     ),
     plant(
         "purge-released",
-        "what a group releases is not purged with what waited",
+        "messages that a group releases are not purged with those that waited",
     ),
     plant(
         "check-id-late",
-        "an id appears once in a transaction, whatever becomes of its key",
+        "an id appears once in a transaction, whatever happens to its key",
     ),
     plant("purge-at-once", "a purge is done in steps of 1,024"),
     plant(
@@ -184,9 +181,9 @@ pub const PLANTS: &[Plant] = &[
     ),
     plant(
         "forget-claim",
-        "of two messages with one unless_key the second is skipped",
+        "of two messages with the same unless_key, the second is skipped",
     ),
-    plant("keep-key", "a value is gone when its time is over"),
+    plant("keep-key", "a value is gone once it has expired"),
     plant(
         "claim-survives-dead-letter",
         "a job that fails for good frees its unique key",
@@ -210,7 +207,7 @@ pub const PLANTS: &[Plant] = &[
     ),
     plant(
         "keep-leases",
-        "what a lost worker held goes back after its heartbeat",
+        "messages of a lost worker return after its heartbeat",
     ),
     plant(
         "keep-old-connection",
@@ -250,19 +247,19 @@ pub const PLANTS: &[Plant] = &[
     ),
     plant(
         "neighbours-burned",
-        "where the guilty one is known, its neighbours are not charged",
+        "if the guilty job is known, its neighbours are not charged",
     ),
     plant(
         "cancel-forgotten-at-reconnect",
-        "a worker that comes back hears which of its jobs to stop",
+        "a worker that reconnects learns which of its jobs to stop",
     ),
     plant(
         "cycle-missed-through-join",
-        "a wait of a job for what waits for that job is refused, also where a group stands between them",
+        "a job's wait for something that waits for the job is refused, even through a group",
     ),
     plant(
         "refuse-any-wait",
-        "a wait is refused only if it would be in a circle",
+        "a wait is refused only if it would close a circle",
     ),
     plant(
         "cancel-resurrected-by-retry",
@@ -274,15 +271,15 @@ pub const PLANTS: &[Plant] = &[
     ),
     plant(
         "start-while-cancelling",
-        "no job that a cancellation by filter means starts after it was decided",
+        "no job that matches a cancellation by filter starts after the decision",
     ),
     plant(
         "cancel-spared-jobs",
-        "a job that ran when others were cancelled is left alone when it comes back, too",
+        "a job that ran while others were cancelled is left alone even when it returns",
     ),
     plant(
         "cancel-later-jobs",
-        "a cancellation by filter is for the jobs that were there",
+        "a cancellation by filter affects only jobs that existed then",
     ),
     plant(
         "cancel-misses-delayed",
@@ -302,7 +299,7 @@ pub const PLANTS: &[Plant] = &[
     ),
     plant(
         "drop-newest-failed",
-        "of failed jobs beyond the limits the oldest are dropped",
+        "beyond the limits, the oldest failed jobs are dropped",
     ),
     plant(
         "forget-failed",
@@ -310,7 +307,7 @@ pub const PLANTS: &[Plant] = &[
     ),
     plant(
         "displace-itself",
-        "what comes and can not be refused is not dropped for its own arrival",
+        "a message that can't be refused is not dropped because of its own arrival",
     ),
     // Joins.
     plant(
@@ -324,27 +321,27 @@ pub const PLANTS: &[Plant] = &[
     ),
     plant(
         "revive-keeps-old-arrival",
-        "a group waits again for a failed member that a person retries",
+        "a group waits again for a failed member that a person has retried",
     ),
     plant(
         "mix-up-values",
-        "a body is given the values of its group, each in its place",
+        "a message gets the values of its group, each in its place",
     ),
     plant(
         "unpin-early",
-        "a value is kept for as long as a group may be asked for it, whatever its time",
+        "a value is kept for as long as its group may need it, even beyond its TTL",
     ),
     plant(
         "cascade-one-level",
-        "a failure blocks all that waits for it, at any distance",
+        "a failure blocks everything that waits for it, at any distance",
     ),
     plant(
         "errback-per-member",
-        "what waits for the failure of a group runs once, however many of its members fail",
+        "an errback of a group runs once, however many members fail",
     ),
     plant(
         "replace-loses-membership",
-        "what takes the place of a job reports where that did",
+        "the replacement of a job reports to the job's join",
     ),
     plant(
         "blocked-keeps-key",
@@ -352,32 +349,29 @@ pub const PLANTS: &[Plant] = &[
     ),
     plant(
         "replace-doubles-membership",
-        "a job that is replaced has not ended before what takes its place has",
+        "a replaced job has not ended until its replacement has",
     ),
     plant(
         "spawn-escapes-cancel",
-        "no job of a workflow that was cancelled brings others",
+        "no job of a cancelled workflow spawns others",
     ),
     plant(
         "forget-failures",
         "a group counts each failed member against the failures it tolerates",
     ),
     // Order and time.
-    plant(
-        "return-to-end",
-        "a message that comes back goes to its old place",
-    ),
+    plant("return-to-end", "a returned message goes to its old place"),
     plant("ignore-priority", "a higher priority goes first"),
     plant("serve-paused", "nothing is taken from a paused queue"),
     plant("start-early", "no message starts before its time"),
-    plant("retry-at-once", "a retry waits as long as was asked"),
+    plant("retry-at-once", "a retry waits as long as requested"),
     plant(
         "wrong-clock",
-        "a time that a person named is judged by the wall's clock",
+        "a time that a person named follows the wall clock",
     ),
     plant(
         "trust-the-wall",
-        "a countdown goes on by the machine's clock while no broker runs",
+        "a countdown follows the machine's clock while no broker runs",
     ),
     plant("deliver-expired", "no message starts after it has expired"),
     plant("lose-note", "a message keeps the notes of its attempts"),
@@ -396,7 +390,7 @@ pub const PLANTS: &[Plant] = &[
     ),
     plant(
         "carry-no-workflow",
-        "a workflow is listed for as long as it is kept, whatever the journal does meanwhile",
+        "a workflow is listed for as long as it is kept, whatever the journal does",
     ),
     plant(
         "untold-end-of-workflow",
@@ -404,12 +398,12 @@ pub const PLANTS: &[Plant] = &[
     ),
     plant(
         "carry-no-receipts",
-        "what was refused stays refused, however old the record",
+        "a refused transaction stays refused, however old its record",
     ),
     plant("carry-no-claim", "a claim lives as long as its message"),
     plant(
         "carry-no-cancel",
-        "a job that was asked to stop ends, whatever the journal does meanwhile",
+        "a job that was asked to stop ends, whatever the journal does",
     ),
     plant(
         "carry-no-delay",
@@ -425,7 +419,7 @@ pub const PLANTS: &[Plant] = &[
     ),
     plant(
         "carry-no-mark",
-        "a purge goes on, however old the record in which it began",
+        "a purge continues, however old the record in which it began",
     ),
     plant(
         "carry-no-pause",
@@ -434,7 +428,7 @@ pub const PLANTS: &[Plant] = &[
     // Schedules, found by the simulator and by scripts drawn at random.
     of_schedules(
         "fire-twice-after-step-back",
-        "a time of a schedule is decided once, though the clock is set back",
+        "a time of a schedule is decided once, even if the clock is set back",
     ),
     of_schedules(
         "skip-forgets-retry",
@@ -459,11 +453,11 @@ pub const PLANTS: &[Plant] = &[
     ),
     in_worker(
         "shield-against-the-end",
-        "nothing keeps off the end of a job's time",
+        "no shield holds off the end of a job's time",
     ),
     in_worker(
         "shield-outlives-its-job",
-        "a shield that a job has left open does not keep orders off the next",
+        "a shield that a job leaves open does not hold off orders for the next",
     ),
     in_worker(
         "limit-not-armed-again",
@@ -475,7 +469,7 @@ pub const PLANTS: &[Plant] = &[
     ),
     in_worker(
         "remind-never",
-        "a child that can not carry out an order is reminded",
+        "a child that has not carried out an order is reminded",
     ),
     in_worker(
         "cancel-gains-time",
@@ -487,15 +481,15 @@ pub const PLANTS: &[Plant] = &[
     ),
     in_worker(
         "kill-when-others-are-due",
-        "a job that is to be killed is looked at at once",
+        "a job that is to be killed is checked at once",
     ),
     in_worker(
         "alarm-too-late",
-        "a place is looked at at the earliest of its times",
+        "a place is checked at the earliest of its times",
     ),
     in_worker(
         "claim-a-former-packet",
-        "what was taken back can not be claimed",
+        "a packet that was taken back can't be claimed",
     ),
     in_worker(
         "begin-what-was-taken-back",
@@ -527,7 +521,7 @@ pub const PLANTS: &[Plant] = &[
     ),
     in_worker(
         "admission-counts-twice",
-        "memory that a job has taken is not kept for it as well",
+        "memory that a job already uses is not reserved for it again",
     ),
     in_worker(
         "kill-explains-two-deaths",
@@ -535,10 +529,10 @@ pub const PLANTS: &[Plant] = &[
     ),
     in_worker(
         "grow-old-together",
-        "processes of one moment are replaced at different times",
+        "processes of the same age are replaced at different times",
     ),
     in_worker(
         "order-for-a-settled-job",
-        "an order to stop a job is for a worker that has it",
+        "an order to stop a job goes only to a worker that has it",
     ),
 ];
