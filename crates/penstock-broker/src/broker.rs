@@ -81,7 +81,7 @@ pub struct Broker {
     /// Memory limit, while the process has reached it.
     pub(crate) memory_is_full: Option<u64>,
     pub(crate) counts: BrokerCounts,
-    /// Whether the current record must be on disk, whatever durability its transactions asked for.
+    /// Whether the current record must be on disk, whatever durability its transactions requested.
     must_be_safe: bool,
 }
 
@@ -346,7 +346,7 @@ impl Broker {
         self.state.messages.holds(id)
     }
 
-    /// Returns the queue, the task and the priority of a message that is there. For the simulator.
+    /// Returns the queue, the task and the priority of an existing message. For the simulator.
     pub fn line_of(&self, id: &MessageId) -> Option<(&str, &str, u8)> {
         let (messages, names) = (&self.state.messages, &self.state.names);
         let slot = messages.copies(id).next()?;
@@ -642,11 +642,11 @@ impl Broker {
         while bytes < OUTPUT_TARGET_BYTES
             && (deliveries.is_empty() || !perhaps!("say-little"))
             && let Some(first) = connection.deliveries.front()
-            // A body that is being read puts the connection into the queue when it arrives.
+            // If its body is being read, the connection enters the queue when the body arrives.
             && !self.state.awaits_body(first.message)
             && let Some(first) = connection.deliveries.pop_front()
         {
-            // Deliveries that have not been looked at have no bytes counted here.
+            // Deliveries that were not examined have no bytes counted here.
             connection.ahead = connection.ahead.saturating_sub(1);
             connection.ahead_bytes -= first.bytes;
             connection.unsent -= 1;

@@ -175,8 +175,8 @@ impl Broker {
         Some(found)
     }
 
-    /// Ends those messages that wait, and asks the workers of running ones to stop. Returns the state they were in, or
-    /// the state they are in now if some run.
+    /// Ends the waiting ones among these messages, and asks the workers of running ones to stop. Returns the state they
+    /// were in, or the state they are in now if some run.
     fn cancel(
         &mut self,
         slots: Vec<u32>,
@@ -218,8 +218,8 @@ impl Broker {
         operation
     }
 
-    /// Asks the worker of a running job to stop it. A second request passes on only what is new: that the worker may
-    /// kill the job.
+    /// Asks the worker of a running job to stop it. A second request passes on only news: that the worker may kill the
+    /// job.
     pub(crate) fn ask_to_stop(&mut self, slot: u32, reason: Name, kill: bool) {
         let asked = self.state.messages.asked(slot);
         if asked.is_some_and(|asked| asked.kill || !kill) {

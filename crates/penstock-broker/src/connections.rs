@@ -14,7 +14,8 @@ use crate::{Broker, CloseReason, ConnId, Output};
 
 /// Highest sequence number that a client may use: no client gets there by counting, and higher numbers could overflow.
 const LAST_SEQ: u64 = 1 << 62;
-/// Most messages on their way to one client, however many it asks for. The rest goes to others, which may be quicker.
+/// Maximum number of messages on their way to one client, however many it asks for. The rest goes to others, which may
+/// be quicker.
 const UNSENT_CAP: u32 = 1 << 14;
 /// Most bytes of a client's name that people are shown. Longer names are cut.
 const NAME_SHOWN_BYTES: usize = 255;
@@ -39,7 +40,7 @@ pub(crate) struct ClientConnection {
     /// Number of deliveries whose bodies were requested because they are not in memory, and their total bytes.
     pub(crate) ahead: usize,
     pub(crate) ahead_bytes: usize,
-    /// Messages that the client is to stop, with the grants that are meant.
+    /// Messages that the client must stop, each with the grant that the order refers to.
     pub(crate) cancels: VecDeque<(Handle, u64)>,
     pub(crate) values: VecDeque<(Key, KeyState)>,
     /// Refused waits of running jobs.

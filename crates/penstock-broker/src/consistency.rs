@@ -1,4 +1,4 @@
-//! Recounts everything that is counted.
+//! Recounts everything that the broker counts.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -52,7 +52,7 @@ impl Broker {
 
     /// Panics unless each unfailed message remembers exactly the key that it owns: only that key is carried forward.
     fn assert_claims_are_owned(&self) {
-        // The simulator's model is to find these.
+        // The simulator's model must find these.
         if planted!("claim-survives-dead-letter") {
             return;
         }

@@ -386,7 +386,7 @@ impl Broker {
         self.notice(notice);
     }
 
-    /// Ends a message that is no longer worth starting, unless it runs.
+    /// Ends a message that has expired, unless it runs.
     fn is_overdue(&mut self, handle: Handle) -> bool {
         let messages = &mut self.state.messages;
         if messages.get(handle).is_none() || planted!("deliver-expired") {
@@ -427,8 +427,8 @@ impl Broker {
         self.state.keys.watchers.unwatch_all(session);
     }
 
-    /// Returns a message whose worker died to its queue, delays it, or fails it after too many crashes. `blame` is set
-    /// for the end of its process, not for the loss of its worker.
+    /// Handles the death of a message's worker: returns the message to its queue, delays it, or fails it after too many
+    /// crashes. `blame` is set if its process died, not if its worker was lost.
     pub(crate) fn crash(&mut self, slot: u32, reason: Bytes, blame: Option<Blame>) {
         if self.end_if_asked(slot) {
             return;
@@ -460,8 +460,8 @@ impl Broker {
         self.state.crash_message(slot, reason);
     }
 
-    /// Returns a message to its queue that, alone or with others, was in a worker process that died. Fails it once it
-    /// has been there too often.
+    /// Handles the death of a worker process that ran the message, alone or with others: returns the message to its
+    /// queue, or fails it after too many such deaths.
     pub(crate) fn suspect(&mut self, slot: u32, reason: Bytes) {
         if self.end_if_asked(slot) {
             return;

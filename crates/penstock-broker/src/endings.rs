@@ -1,6 +1,6 @@
-//! How messages end. Whatever ends a message (a worker, a failure, a crash, its age, a purge, a person, a lack of
-//! room), it ends here. Its value is stored or left to be derived, and [`BrokerState::end`] frees the key that it owns,
-//! counts it, and reports to the join that it is a member of.
+//! How messages end. Every end passes through here, whatever its cause: a worker, a failure, a crash, its age, a purge,
+//! a person, a lack of room. The message's value is stored or left to be derived. [`BrokerState::end`] frees its key,
+//! counts the end, and reports it to the join of which the message is a member.
 //!
 //! A message that the broker itself ends has no value of its own in the journal. Its value is derived from how and when
 //! it ended, so a million messages end in a thousand small records.
@@ -27,7 +27,7 @@ use crate::records::{ENDED_AT_ONCE, Failing, RecordEvent, Renumbered, RunHead, U
 use crate::state::{BrokerState, Ending};
 use crate::table::interner::Name;
 
-/// End of a run, or of a message that can't be run any more.
+/// End of a run, or of a message that can no longer run.
 pub(crate) enum RunEnd<'a> {
     /// The worker has finished the job. Its value is in the same transaction.
     Acked { cost_us: u64 },
@@ -476,7 +476,7 @@ impl Broker {
         if join.arrivals != join.count || self.chores.reopens(&join.id) {
             return 0;
         }
-        // The record may be full of other ends, each of which brings more.
+        // The record may be full of other ends, each of which causes more.
         let is_for_later = self.added > 0 && self.held_for_failure(slot).next().is_some();
         if is_for_later || self.has_many_errbacks(slot) {
             self.chores.undecided.push_back(join.id);
@@ -664,8 +664,8 @@ impl Broker {
     }
 
     /// Returns the joins whose members are all not needed, given that these messages of another join are not, and the
-    /// messages that they hold. Each comes before those that wait for its messages. Returns `None` if there are more
-    /// than `most` in all.
+    /// messages that they hold. Each precedes those that wait for its messages. Returns `None` if there are more than
+    /// `most` in total.
     fn not_needed_after(
         &self,
         origin: u32,

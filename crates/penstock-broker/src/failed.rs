@@ -212,8 +212,8 @@ impl Broker {
         members.map(|member| member.join).collect()
     }
 
-    /// Makes failed joins that can't reopen the first to be dropped: a failed member no longer exists, so nobody can
-    /// retry it. Returns the number of events.
+    /// Marks failed joins that can't reopen as the first to be dropped: nobody can retry a failed member that no longer
+    /// exists. Returns the number of events.
     pub(crate) fn give_up(&mut self, joins: BTreeSet<JoinId>) -> usize {
         let mut events = 0;
         for id in joins {

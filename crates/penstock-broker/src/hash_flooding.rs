@@ -170,7 +170,7 @@ fn assert_no_worse<T: Hash + Eq>(what: &str, chosen: &[T], random: &[T]) {
         1,
         "{what}: they were to have one unseeded hash"
     );
-    // Each is compared once when it is found, and one in eight with another that has the same tag.
+    // Each is compared once when it is found; one in eight is also compared with another that has the same tag.
     let few = COUNT..COUNT * 5 / 4;
     for (table, of_chosen, of_random) in [
         ("a table", comparisons(chosen), comparisons(random)),

@@ -140,7 +140,7 @@ pub enum Input {
     Room {
         bytes: u64,
     },
-    /// Whether the process uses as much memory as it may, so that it takes no new work.
+    /// Whether the process has reached its memory limit, so that it accepts no new work.
     Memory {
         is_full: bool,
         limit_bytes: u64,

@@ -53,7 +53,7 @@ impl std::ops::SubAssign for Amount {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Arrival {
     Succeeded,
-    /// Failed because of these jobs, of which only the first are listed.
+    /// Failed because of these jobs (only the first few are listed).
     Failed(Vec<MessageId>),
     /// Never ran, since the failure that it waits for did not happen.
     NotNeeded,
@@ -99,7 +99,7 @@ pub(crate) struct Join {
     nested: Vec<JoinId>,
     /// Whether too many members have failed: the messages that it holds are blocked.
     pub(crate) is_over: bool,
-    /// Whether its held messages are not needed: the failure that they wait for can't happen any more.
+    /// Whether its held messages are not needed: the failure that they wait for can no longer happen.
     pub(crate) is_needless: bool,
     /// Whether it has released its held messages, and is kept only for its members' values.
     pub(crate) is_released: bool,
@@ -283,7 +283,7 @@ pub(crate) struct Joins {
     pub(crate) abandoned: VecDeque<JoinId>,
     /// Joins whose outcome is kept under an id for which no open join has a place, by that id.
     loose: SeededMap<MessageId, JoinId>,
-    /// Joins that have lost a reader or were released, and are to be checked.
+    /// Joins that have lost a reader or were released, and must be checked.
     unread: VecDeque<JoinId>,
 }
 
@@ -505,7 +505,7 @@ impl Joins {
             })
     }
 
-    /// Whether a value with this id is yet to come: the outcome of an open join, or the value of one of its members
+    /// Whether a value with this id is still to come: the outcome of an open join, or the value of one of its members
     /// that has not arrived.
     pub(crate) fn awaits(&self, id: &MessageId) -> bool {
         let Some(slot) = self.find(&id.join_of()) else {

@@ -89,7 +89,7 @@ impl std::fmt::Debug for U48 {
 pub(crate) struct BodyAt(u64);
 
 impl BodyAt {
-    /// Most bytes of a body; the broker accepts none that is longer.
+    /// Maximum size of a body; the broker accepts no longer ones.
     pub(crate) const CAP_BYTES: usize = (1 << Self::LENGTH_BITS) - 1;
     const LENGTH_BITS: u32 = 28;
 

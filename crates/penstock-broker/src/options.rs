@@ -3,8 +3,8 @@
 pub struct BrokerOptions {
     /// Largest body of a message or value. Default 16 MiB.
     pub max_body_bytes: usize,
-    /// Most bytes of results that each group (task) may keep, and of the derived values of all groups together. Default
-    /// 64 MiB.
+    /// Maximum bytes of results that each group (task) may keep, and of the derived values of all groups together.
+    /// Default 64 MiB.
     pub results_cap_bytes: u64,
     /// Time for which a session is remembered after its connection closed. Default 10 minutes.
     pub session_memory_ms: u64,
@@ -29,8 +29,8 @@ pub struct BrokerOptions {
     pub failed_kept: u64,
     /// Most journal bytes of failed jobs. Default 1 GiB.
     pub failed_kept_bytes: u64,
-    /// Most workflows that are listed after they have ended, for a day or for as long as failed jobs are kept. Those
-    /// with the least time left are dropped first. Default 100,000.
+    /// Maximum number of ended workflows that are listed, for a day or for as long as failed jobs are kept. Those with
+    /// the least time left are dropped first. Default 100,000.
     pub workflows_kept: u64,
     /// Most bytes of ended workflows in the journal, and in memory. Default 64 MiB.
     pub workflows_kept_bytes: u64,

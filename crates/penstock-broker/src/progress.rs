@@ -14,7 +14,7 @@ use crate::{Broker, ConnId};
 
 /// Number of ended jobs whose last progress is kept.
 const ENDED_KEPT: usize = 1000;
-/// Most bytes of the progress of all running jobs. Progress beyond that is dropped.
+/// Maximum total bytes of the progress of running jobs. Progress beyond that is dropped.
 const ALL_CAP_BYTES: usize = 64 << 20;
 
 #[derive(Debug)]
@@ -129,7 +129,7 @@ mod tests {
         }
         assert_eq!(progress.running.len() as u64, fitting);
         assert_eq!(progress.bytes, ALL_CAP_BYTES);
-        // There is room in the place of earlier progress.
+        // The new text fits into the place of the earlier one.
         progress.note(7, Bytes::from_static(b"short"));
         progress.note(fitting, Bytes::from_static(b"short"));
         assert_eq!(progress.running.len() as u64, fitting + 1);

@@ -318,7 +318,7 @@ impl Queues {
     }
 
     /// Removes a consumer of the queue that could run these tasks. `waiter` is its entry in the ring, if it has one.
-    /// Stale entries would pile up where there is no work to remove them.
+    /// Stale entries would pile up in a queue without work to remove them.
     pub(crate) fn unsubscribe(
         &mut self,
         index: u32,
@@ -397,7 +397,7 @@ impl Queues {
         messages: &Messages,
         mut wants: impl FnMut(WaitingConsumer) -> bool,
     ) -> Option<(WaitingConsumer, u32, Charge)> {
-        /// Most flows that are charged before one is taken as it is.
+        /// Maximum number of flows that are charged before the next one is taken without a charge.
         const CHARGED_AT_ONCE: usize = 16;
         let now_ms = self.now_ms;
         let queue = &mut self.all[index];
@@ -622,7 +622,7 @@ impl Queues {
         unknown.map(|flow| (flow.key.task, flow.ready))
     }
 
-    /// Whether any of the queue's consumers can run the task, or the queue has none.
+    /// Whether a consumer of the queue can run the task, or the queue has no consumers.
     pub(crate) fn has_taker(&self, index: u32, task: Name) -> bool {
         is_wanted(self[index].served(), &self.sets, task)
     }

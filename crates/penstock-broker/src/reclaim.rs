@@ -201,7 +201,7 @@ impl Broker {
         }
     }
 
-    /// Writes the full state of a message, which is its base from now on. (Without its body, if that is lost.)
+    /// Writes the full state of a message, which becomes its base. (Without its body, if that is lost.)
     pub(crate) fn carry_message(&mut self, slot: u32, body: &[u8]) {
         let position = self.state.position;
         self.state.live_bytes -= self.state.messages.journal_bytes(slot);

@@ -141,7 +141,7 @@ pub(crate) enum RecordEvent<'a> {
         number: u64,
         redelivered: bool,
     },
-    /// The message's worker died. The message is back in its place, with one more crash.
+    /// The message's worker died. The message returns to its place, with one more crash.
     Crashed {
         number: u64,
         reason: &'a [u8],
@@ -263,7 +263,7 @@ pub(crate) enum RecordEvent<'a> {
         join: JoinId,
         by: u32,
     },
-    /// No more members are added to a join: all have been, or its workflow was cancelled.
+    /// No more members are added to a join: it is complete, or its workflow was cancelled.
     JoinSealed {
         join: JoinId,
         count: u32,
@@ -364,8 +364,7 @@ impl ScheduleHead {
 /// Progress of a schedule through its times, which are on the wall clock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ScheduleProgress {
-    /// Time up to which everything is decided. Never moves backwards, whatever the clock does, except by a decision of
-    /// its own.
+    /// Time up to which everything is decided. Only an explicit decision moves it backwards, whatever the clock does.
     pub(crate) after: u64,
     /// Last time that had a job, and the job.
     pub(crate) last: Option<(u64, MessageId)>,

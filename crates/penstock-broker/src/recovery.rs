@@ -136,7 +136,7 @@ impl Recovery {
             self.apply(event, body_at);
         }
         self.state.newly_unserved.clear();
-        // The journal states the consequences in events of their own.
+        // The journal states the consequences in separate events.
         self.state.reported.clear();
         self.state.inherited.clear();
         self.state.workflows.forget_touched();

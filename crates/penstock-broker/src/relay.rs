@@ -20,7 +20,7 @@ const ASKS_PER_WORKER: usize = 4;
 /// Most questions under way from one client, and in total.
 const ASKS_PER_CLIENT: usize = 16;
 const MOST_ASKS: usize = 256;
-/// Most bytes of questions that have not yet been sent to their workers.
+/// Maximum bytes of questions that have not yet been sent to their workers.
 const MOST_WAITING_BYTES: usize = 64 << 20;
 
 #[derive(Debug, Default)]
@@ -150,7 +150,7 @@ impl Broker {
             question: Some(query.question.clone()),
         });
         if let Some(worker) = self.connections.get_mut(&to) {
-            // Many of them may be over if the worker does not read.
+            // Many of them may be over if the worker does not read its socket.
             let relay = &self.relay;
             worker.asks.retain(|ask| relay.asks.contains_key(ask));
             worker.asks.push_back(number);
@@ -158,7 +158,7 @@ impl Broker {
         self.enqueue_output(to);
     }
 
-    /// Returns the worker that a question may go to now.
+    /// Returns the worker to which a question may be sent now.
     fn addressee(&self, from: ConnId, query: &AskQuery) -> Result<ConnId, NoReply> {
         let bytes = query.question.len();
         if bytes > AskQuery::MOST_BYTES {

@@ -37,11 +37,11 @@ use crate::{Broker, Position};
 const SCHEDULES_CAP: usize = 10_000;
 /// Most bytes of the body of a schedule's jobs, which stays in memory as long as the schedule exists.
 const BODY_CAP_BYTES: usize = 256 << 10;
-/// Lateness up to which a time counts as kept, without asking a policy.
+/// Maximum lateness of a time that counts as kept without asking a policy.
 const ON_TIME_MS: u64 = 60_000;
 /// Time after which a schedule that could not make a job tries again.
 const AGAIN_MS: u64 = 5_000;
-/// Distance between a decided time and the present at which the clock must have been wrong then.
+/// Distance from a decided time to the present beyond which the clock must have been wrong at the decision.
 const CLOCK_WAS_WRONG_MS: u64 = 24 * 60 * 60 * 1000;
 /// Most schedules on a page.
 const LISTED: usize = 500;
@@ -775,7 +775,7 @@ impl Broker {
         self.state.set_schedule(name, head, progress);
     }
 
-    /// Makes a job in addition to those of the times.
+    /// Creates an extra job, in addition to those of the times.
     fn run_schedule(&mut self, name: &ScheduleName) -> Option<MessageId> {
         let schedule = self.state.schedules.all.get(name)?;
         let progress = schedule.progress;
@@ -787,7 +787,7 @@ impl Broker {
             let time = self.time_of_run(name, now);
             return self.reach_schedule(name, progress, time);
         }
-        // A job for a time that is exactly now must be a different one.
+        // A job for exactly the current time must be a different one.
         let job = job_of(seed(name) ^ mix(self.state.numbers + 1), now);
         self.make(name, &mut { progress }, now, job)
     }

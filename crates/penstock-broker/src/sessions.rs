@@ -32,10 +32,10 @@ pub(crate) struct BrokerSession {
     pub(crate) applied: u64,
     /// Number up to which all transactions are as safe as requested.
     pub(crate) confirmed: u64,
-    /// Number up to which all were confirmed to the present connection.
+    /// Number up to which all were confirmed on the present connection.
     pub(crate) told: u64,
-    /// Highest number that the client said it had used when it connected. Numbers up to there may be missing: they were
-    /// confirmed to it with little durability, and lost in a crash.
+    /// Highest number that the client had used, by its own account, when it connected. Lower numbers may be missing:
+    /// they were confirmed with little durability, and lost in a crash.
     pub(crate) may_skip_through: u64,
     /// Whether the session was opened for a client that had used numbers before. The client may not yet know that it
     /// was forgotten, since the Welcome that says so may not have arrived. A commit shows that it has.
@@ -47,7 +47,7 @@ pub(crate) struct BrokerSession {
     pub(crate) is_listed: bool,
     /// Number of these that might be safe before the first.
     out_of_turn: usize,
-    /// Transactions confirmed out of turn that the client has not been told yet.
+    /// Transactions confirmed out of turn, not yet reported to the client.
     early: Vec<u64>,
     /// Slots of the messages that it holds leases of, in no particular order.
     pub(crate) leases: Vec<u32>,
@@ -119,7 +119,7 @@ impl BrokerSession {
         }
     }
 
-    /// Drops the receipts that no resend can ask for any more.
+    /// Drops receipts that no resend can need any more.
     pub(crate) fn forget_receipts(&mut self) {
         let keep_from = (self.applied + 1)
             .saturating_sub(RECEIPTS_KEPT)

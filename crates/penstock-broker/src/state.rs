@@ -1,7 +1,7 @@
 //! Everything that outlives a restart, and all ways in which it may change.
 //!
 //! Every change here is one event of the journal. The broker decides, writes the event and makes the change; recovery
-//! reads the event and makes the same change. So the recovered state equals the one before.
+//! reads the event and makes the same change. So recovery restores the same state.
 
 mod endings;
 mod joins;
@@ -87,8 +87,8 @@ pub(crate) struct BrokerState {
     generations: u64,
     /// Last record that is safe on disk, so that its content can be read back.
     pub(crate) durable: Position,
-    /// Most bytes of bodies kept in memory so that work is handed out without reading; `None`: all, since there is no
-    /// disk to read from.
+    /// Maximum bytes of bodies kept in memory so that work is handed out without reading; `None`: all, since there is
+    /// no disk to read from.
     pub(crate) resident_limit: Option<u64>,
     /// Time for which failed jobs are kept.
     pub(crate) failed_kept_ms: u64,
@@ -206,7 +206,8 @@ impl BrokerState {
         self.set_expiry(slot);
         self.touch_result(head.id);
         if self.safe_after.disk != self.position && self.durable < self.position {
-            // It needed its body in memory until its base was synced, which a message that is synced at once does not.
+            // The body had to stay in memory until its base was synced; a message that is synced at once does not need
+            // that.
             self.cool_when_safe(slot);
         }
         slot

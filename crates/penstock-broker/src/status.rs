@@ -14,7 +14,7 @@ use crate::messages::EntryState;
 use crate::records::Grant;
 use crate::{Broker, ConnId};
 
-/// Most queues, tasks and workers on a page of the status: as many as the queues that a worker may serve.
+/// Maximum number of queues, tasks and workers on a page of the status: the number of queues that a worker may serve.
 pub(crate) const STATUS_PAGE: usize = QUEUES_CAP;
 /// Bytes of queues, tasks and workers at which a page ends, so that it fits into a frame whatever their names.
 const STATUS_PAGE_BYTES: usize = 1 << 20;

@@ -1,5 +1,5 @@
-//! Timers. A timer that is no longer wanted is not searched for: it fires, and its receiver finds it stale. A heap that
-//! is mostly stale is swept.
+//! Timers. A timer that is no longer wanted stays until it fires, and its receiver finds it stale. A heap of mostly
+//! stale timers is swept.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -15,7 +15,7 @@ pub(crate) enum Timer {
     Due { number: u64, slot: u32 },
     /// A delayed message becomes ready soon, and its body was not in memory when it was delayed.
     Prefetch { number: u64, slot: u32 },
-    /// A message is no longer worth starting.
+    /// A message has expired.
     Expiry { number: u64, slot: u32 },
     /// A value expires. The number distinguishes it from later values in the same slot.
     ValueExpiry { slot: u32, number: u64 },

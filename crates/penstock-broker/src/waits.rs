@@ -1,18 +1,17 @@
-//! Waits of running jobs for others, as made by `result()` inside a task: which job waits for which, at what depth, and
-//! whether in a circle.
+//! Waits of running jobs for others, as `result()` inside a task makes them: which job waits for which, at what depth,
+//! and whether in a circle.
 //!
 //! ```text
-//!     awaited[T]    depth, (waiter, session) ...        T is a job, or the result of a join
-//!     waiters[W]    (session, grant, T ...) ...
+//! awaited[T]    depth, (waiter, session) ...        T is a job, or the result of a join
+//! waiters[W]    (session, grant, T ...) ...
 //! ```
 //!
-//! Waits are kept only in memory. A wait lives as long as the watch that made it, and the connection of that watch.
-//! After a reconnect the client reports it again. It counts only under the lease that its job had then: waits of an
-//! earlier run have no effect.
+//! Waits are kept only in memory. A wait lives as long as the watch that made it, and as long as that watch's
+//! connection. After a reconnect the client reports it again. It counts only under the lease that its job had at the
+//! time: waits of an earlier run have no effect.
 //!
-//! The *dependents* of W are found from W: the jobs that wait for its result, and the joins that it is a member of,
-//! with all messages that they hold. Nearly always these are few jobs. If W waited for one of its dependents, it would
-//! wait forever.
+//! The *dependents* of W are the jobs that wait for its result, and the joins of which it is a member, with all messages
+//! that they hold. Nearly always these are few jobs. If W waited for one of its dependents, it would wait forever.
 
 pub(crate) mod stalled_workers;
 
@@ -31,7 +30,7 @@ use crate::{Broker, ConnId};
 
 /// Number of members of joins that are prioritized at a time.
 const AT_ONCE: usize = 1024;
-/// Most jobs to which a greater depth is passed on.
+/// Maximum number of jobs to which a greater depth is passed on.
 const RAISED_AT_ONCE: usize = 1024;
 
 #[derive(Debug, Default)]
@@ -178,7 +177,7 @@ impl JobWaits {
         }
     }
 
-    /// Ends all waits of a session that is out of reach.
+    /// Ends all waits of an unreachable session.
     pub(crate) fn end_session(&mut self, session: u32) {
         for waiter in self.by_session.remove(&session).unwrap_or_default() {
             let waiters = self.waiters.get_mut(&waiter);
@@ -430,7 +429,7 @@ impl BrokerState {
         (jobs.map(describe).collect(), left_out as u32)
     }
 
-    /// Returns a chain of jobs from this one on, each of which waits for the next, up to one that does not wait.
+    /// Returns the chain of jobs that starts at this one: each waits for the next, and the last does not wait.
     fn path_to_end(&self, job: MessageId) -> Vec<MessageId> {
         let mut way = vec![job];
         let mut seen = SeededSet::with_hasher(self.waits.hashing);
@@ -524,7 +523,7 @@ impl BrokerState {
         }
     }
 
-    /// Prioritizes members of joins that running jobs wait for, up to a limit. Returns whether that is all.
+    /// Prioritizes members of joins that running jobs wait for, up to a limit. Returns whether all are done.
     pub(crate) fn prioritize_members(&mut self) -> bool {
         let mut left = AT_ONCE;
         while let Some((id, first)) = self.waits.forward.pop_front() {
@@ -607,7 +606,7 @@ impl Broker {
         self.state.has_new_work = true;
     }
 
-    /// Looks again for circles through a job that is known to run again: in the meantime its waits did not count.
+    /// Checks again for circles through a job that is known to run again: in the meantime its waits did not count.
     pub(crate) fn review_waits(&mut self, waiter: MessageId) {
         let grant = self.state.grant_of(&waiter);
         let Some(waiters) = self.state.waits.waiters.get_mut(&waiter) else {

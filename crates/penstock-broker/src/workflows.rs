@@ -33,7 +33,7 @@ use crate::{Broker, Position};
 
 /// Time for which a succeeded workflow is listed by default.
 const KEPT_MS: u64 = 24 * 60 * 60 * 1000;
-/// Most workflows on a page, and most that a query looks at.
+/// Maximum number of workflows on a page, and that a query examines.
 const LISTED: u32 = 1000;
 const LOOKED_AT: usize = 8192;
 /// Most ended workflows that are forgotten for lack of room as one ends.
@@ -364,7 +364,8 @@ impl BrokerState {
         }
     }
 
-    /// Returns the outcome of a job that the broker has ended; `None` if it was not needed, which is no cancellation.
+    /// Returns the outcome of a job that the broker has ended; `None` if it was not needed, which is not a
+    /// cancellation.
     pub(crate) fn outcome_of(&self, ended: UnrunEnd) -> Option<WorkflowState> {
         match ended.how {
             UnrunCause::Expired => Some(WorkflowState::Expired),
@@ -636,7 +637,7 @@ impl Broker {
         self.trim_workflows();
     }
 
-    /// Forgets ended workflows while there are too many, starting with those that would be forgotten first.
+    /// Forgets ended workflows while there are too many, starting with those that would be forgotten next.
     fn trim_workflows(&mut self) {
         for _ in 0..FORGOTTEN_AT_ONCE {
             let workflows = &self.state.workflows;

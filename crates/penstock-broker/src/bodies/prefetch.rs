@@ -15,7 +15,7 @@ use crate::{Broker, Position};
 const MOMENT_MS: u64 = 250;
 /// Bytes that bodies read ahead may take beyond the limit for bodies in memory.
 const BYTES: u64 = 8 << 20;
-/// Number of bodies read at once. In the worst case each is in a record of its own: a few milliseconds.
+/// Number of bodies read at once. In the worst case each is in a separate record, which takes a few milliseconds.
 pub(crate) const AT_ONCE: usize = 2_048;
 
 /// Returns the time to read the body of a message that is due at `due`.

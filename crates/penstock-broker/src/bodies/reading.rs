@@ -23,7 +23,7 @@ const AHEAD_BYTES: usize = 4 << 20;
 const GAP_BYTES: u64 = 4 << 10;
 /// Most bytes read at once, unless a single body is longer.
 const READ_BYTES: u64 = 256 << 10;
-/// Number of attempts: a disk that fails to read may succeed when it is asked again.
+/// Number of attempts: a disk that fails to read may succeed at the next attempt.
 const ATTEMPTS: u8 = 3;
 
 /// A range of bytes of one record, to be read from the journal.

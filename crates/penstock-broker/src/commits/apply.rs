@@ -34,7 +34,7 @@ impl Broker {
         let mut next_lease = || slots.next().expect("each lease was checked");
         // The run whose outcome follows in this transaction.
         let mut run: Option<(MessageId, RunHead)> = None;
-        // Costs a pass over all operations, and matters only where a queue may be full.
+        // This costs a pass over all operations, and matters only if a queue may be full.
         let is_outcome = self.state.queues.limited > 0 && ops.iter().any(Op::is_settlement);
         // A plain settlement has an end and a result.
         let brings_jobs = ops.len() > 2 || matches!(&ops[..], [_, Op::Publish { .. }]);
@@ -539,7 +539,7 @@ impl Broker {
             })
     }
 
-    /// Ends a job to be replaced if its workflow was cancelled and the job was spared: no part of it starts any more.
+    /// Ends a job to be replaced if its workflow was cancelled and the job was spared: no further part of it may start.
     fn end_with_workflow(&mut self, slot: u32) -> bool {
         let is_cancelled = self.is_of_cancelled_workflow(slot);
         if is_cancelled {
@@ -651,7 +651,7 @@ impl Broker {
 
     /// Adds a member of a join that a client reports.
     fn join(&mut self, id: JoinId, index: u32, succeeded: bool) {
-        // The join may be over: its last member has arrived, or one that failed.
+        // The join may be over: its last member has arrived, or a decisive failure.
         let Some(slot) = self.state.joins.find(&id) else {
             return;
         };

@@ -14,7 +14,7 @@ use crate::connections::NAME_CAP_BYTES;
 use crate::messages::BodyAt;
 use crate::state::BrokerState;
 
-/// Most queues of one message. Each has an entry of its own, and the list is compared with itself.
+/// Maximum number of queues of one message. Each has its own entry, and the list is compared with itself.
 const QUEUES_CAP: usize = 64;
 const KEY_CAP_BYTES: usize = 1024;
 /// Most members of a join, which keeps a bit for each.
@@ -641,8 +641,8 @@ impl ReplacedJob {
     }
 }
 
-/// Checks that something takes the place of the replaced job, and that nothing else is settled: if the job was
-/// cancelled, it ends in place of all other operations.
+/// Checks that a message replaces the job, and that nothing else is settled: if the job was cancelled, the whole
+/// transaction only ends it.
 fn check_replaced(replaced: &ReplacedJob, checking: &Checking) -> Result<(), Refusal> {
     let why = match (replaced.has_heir, checking.leased.len()) {
         (true, 1) => return Ok(()),

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::messages::Messages;
 use crate::table::fifo::Fifo;
 
-/// Bytes that such a value counts as, among the bytes of results: its entries.
+/// Size of such a value among the bytes of results: the size of its entries.
 pub(crate) const ENDED_VALUE_BYTES: u64 = 64;
 
 #[derive(Debug, Default)]

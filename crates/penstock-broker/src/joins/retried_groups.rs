@@ -19,7 +19,8 @@ use crate::Broker;
 use crate::joins::Arrival;
 use crate::records::RecordEvent;
 
-/// Most events for a member that is pending again: its own, and those of its join, which opens and loses its outcome.
+/// Maximum number of events for a member that becomes pending again: its own, and those of its join, which opens and
+/// loses its outcome.
 pub(crate) const REVIVAL_EVENTS: usize = 3;
 /// Number of places that a step looks at.
 const LOOKED_AT: usize = 8192;
@@ -66,8 +67,8 @@ impl Broker {
         stored.is_none_or(|stored| stored.status != ValueStatus::Succeeded)
     }
 
-    /// Reopens a join that was over if it tolerates the failures that are left. If only members that were not needed
-    /// are left, the join is not needed either. Returns the number of events.
+    /// Reopens a join that was over if it tolerates the remaining failures. If only members that were not needed
+    /// remain, the join is not needed either. Returns the number of events.
     fn reopen_if_few_have_failed(&mut self, slot: u32) -> usize {
         let join = &self.state.joins[slot];
         let may_go_on =

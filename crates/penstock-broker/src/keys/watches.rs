@@ -137,7 +137,7 @@ impl Broker {
                         let (key, state) = (key.clone(), state.clone());
                         self.effect(safe_after, Effect::Value { conn, key, state });
                     }
-                    // The client asks again when it is back; until then the value must not be evicted.
+                    // The client asks again when it reconnects; until then the value must not be evicted.
                     Some(None) => self.state.keys.watchers.watch(key.clone(), session),
                     None => {}
                 }

@@ -40,7 +40,7 @@ impl SharedHeadId {
 /// Number of unused heads that are kept, besides as many as are in use. If jobs come one at a time, each has the head
 /// that was just released.
 const UNUSED_KEPT: usize = 64;
-/// Number of heads whose counts are brought to the tallies at once, or as many as one input concerns: some 10 µs.
+/// Number of heads whose counts are added to the tallies at once, or as many as one input concerns: some 10 µs.
 const COUNTED_AT_ONCE: usize = 1024;
 
 #[derive(Debug, Default)]
@@ -151,7 +151,7 @@ impl SharedHeads {
         }
     }
 
-    /// Whether the number of counts to bring to the tallies exceeds what should be brought at once.
+    /// Whether too many counts wait to be added to the tallies.
     pub(crate) fn has_many_counted(&self) -> bool {
         self.counted.len() > COUNTED_AT_ONCE
     }

@@ -29,7 +29,7 @@ pub(crate) struct Level {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FlowChoice {
     pub(crate) flow: FlowTurn,
-    /// The message, if it goes before others of its flow.
+    /// The message, if it precedes others of its flow.
     pub(crate) awaited: Option<Handle>,
 }
 
@@ -205,7 +205,7 @@ impl Level {
         now_ms: u64,
     ) -> (u32, Charge) {
         let (virtual_time, index) = active;
-        // Flows that wait for consumers of their own may be behind.
+        // Flows that wait for their own consumers may be behind.
         self.present = self.present.max(virtual_time);
         let flow = &mut flows[index];
         let slot = match awaited {

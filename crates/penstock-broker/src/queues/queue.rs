@@ -256,7 +256,7 @@ impl Queue {
     }
 }
 
-/// Whether any of the consumers of a queue can run the task, or it has none.
+/// Whether a consumer of the queue can run the task, or the queue has no consumers.
 pub(crate) fn is_wanted(served: &[Served], sets: &TaskSets, task: Name) -> bool {
     served.is_empty() || served.iter().any(|served| sets.has(served.tasks, task))
 }

@@ -9,7 +9,7 @@ pub(crate) struct Readiness {
     began_ms: u64,
     /// Time up to which `unready` counts.
     until_ms: u64,
-    /// Weight of the time in which they were not ready, where all of time weighs 1.
+    /// Weight of the time in which they were not ready; all time together weighs 1.
     unready: f32,
     is_ready: bool,
 }

@@ -61,7 +61,7 @@ impl ChargedRuns {
         std::mem::replace(&mut self.beyond_us, beyond_us) - beyond_us
     }
 
-    /// Charges what is due. Returns how much more that is.
+    /// Charges the amount that is due. Returns how much more that is.
     pub(crate) fn charge(&mut self, now_ms: u64) -> u64 {
         let more_us = self.beyond_us(now_ms).saturating_sub(self.beyond_us);
         self.beyond_us += more_us;

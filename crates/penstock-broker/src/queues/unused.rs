@@ -1,8 +1,8 @@
 //! Forgets queues and tasks that are not in use.
 //!
-//! Their first message or a setting creates them, and any client may make up any number of names. So one that has been
-//! empty for an hour, and that no consumer serves and no setting configures, is forgotten. Its counts are added to
-//! those of others. Each has one timer, which is set again as long as there is a reason to keep it.
+//! Their first message or a setting creates them, and any client may invent any number of names. So a queue or task is
+//! forgotten if it has been empty for an hour, no consumer serves it and no setting configures it. Its counts are added
+//! to those of others. Each has one timer, which is set again as long as there is a reason to keep it.
 
 use penstock_faults::perhaps;
 
@@ -13,7 +13,7 @@ use crate::queues::tally::TallyStep;
 use crate::state::BrokerState;
 use crate::timers::Timer;
 
-/// Shortest interval between reviews of one in use, however short the time for which it would be kept.
+/// Shortest interval between reviews of a queue or task in use, however short its retention.
 const REVIEWED_AFTER_MS: u64 = 3_600_000;
 
 impl Broker {

@@ -3,9 +3,9 @@
 //! A thing counts at its *base*: the record that holds its full state. Later records that only change it (a grant, a
 //! join, a move) always come after the base. So once all bases are past a segment, nothing in that segment is needed.
 //!
-//! A change of one thing may change another: the end of a member its join, the end of a copy the owner of a key, a
-//! retry a result. If the other's base is later than its own, the record states the second change explicitly. A reader
-//! that begins between the two bases does not know the first thing, and skips its events.
+//! A change of one thing may imply a change of another: the end of a member changes its join, the end of a copy changes
+//! the owner of a key, a retry changes a result. If the other's base is later than its own, the record states the second
+//! change explicitly. A reader that begins between the two bases does not know the first thing, and skips its events.
 
 use std::collections::VecDeque;
 

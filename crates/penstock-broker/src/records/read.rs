@@ -1,4 +1,4 @@
-//! Reads events from bytes. Any bytes give events or an error.
+//! Reads events from bytes. Arbitrary bytes yield events or an error.
 
 use std::borrow::Cow;
 

@@ -11,7 +11,7 @@ use super::*;
 use crate::clock::WhichClock;
 use crate::table::interner::Interner;
 
-/// Makes an event that owns what it refers to, so that lists of events can be generated.
+/// Builds an event that owns its data, so that lists of events can be generated.
 fn event() -> impl Strategy<Value = RecordEvent<'static>> {
     let id = any::<[u8; 16]>().prop_map(MessageId);
     let bytes = vec(any::<u8>(), 0..40).prop_map(|bytes| &*bytes.leak());

@@ -34,7 +34,7 @@ pub(super) struct Hung {
 }
 
 impl Runs {
-    /// Notes that a job was made. Times are in ms of a clock that never goes back.
+    /// Notes that a job was created. Times are in ms of a clock that never goes back.
     pub(super) fn begin(&mut self, now: u64) {
         self.made_at = Some(now);
         let median = self.median();

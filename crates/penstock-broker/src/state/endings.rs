@@ -43,9 +43,9 @@ pub(super) fn owned(failure: &Failing<'_>) -> KeptFailure {
 }
 
 impl BrokerState {
-    /// Ends a message. This is the only way in which one ends, live and in replay, whatever the cause. Takes the
-    /// message out of its place, frees the key that it owns, reports to the join that it is a member of, and keeps all
-    /// values and notes that are to be kept.
+    /// Ends a message. Every end of a message passes through here, live and in replay, whatever the cause. Removes the
+    /// message from its place, frees its key, reports to the join of which it is a member, and keeps the values and
+    /// notes that must be kept.
     pub(crate) fn end(&mut self, slot: u32, ending: Ending<'_>) {
         let entry = &self.messages[slot];
         let (id, base) = (entry.id, entry.base());

@@ -19,8 +19,8 @@ pub(crate) struct Reported {
     pub(crate) join: JoinId,
     pub(crate) index: u32,
     pub(crate) arrival: Arrival,
-    /// Whether the arrival must be recorded by itself, because the join is behind its member in the journal: it was
-    /// already carried forward. The member's segment may be reclaimed. A later reader then does not know the member,
+    /// Whether the arrival must be recorded separately, because the join was already carried forward and so is behind
+    /// its member in the journal. The member's segment may be reclaimed. A later reader then does not know the member,
     /// and skips its end.
     pub(crate) must_be_told: bool,
 }
@@ -146,9 +146,9 @@ impl BrokerState {
         }
     }
 
-    /// Blocks the messages of a join with too many failed members; that they are blocked is derived from this. Its
-    /// errbacks become ready, and the joins in which it has places learn of it. If no member has failed and one was not
-    /// needed, the messages are not needed either.
+    /// Blocks the messages of a join with too many failed members; their blocked state is derived from this. Its
+    /// errbacks become ready, and the joins in which it has places are notified. If no member has failed and one was
+    /// not needed, the messages are not needed either.
     pub(crate) fn block_join(&mut self, slot: u32, at: u64) {
         if let Some(members) = self.joins[slot]
             .growth
@@ -359,7 +359,7 @@ impl BrokerState {
     }
 
     /// Whether an operation under way, which knows the message by its number, cancels a message that a join releases.
-    /// The message is then ended by that operation, or by the purge because of which it would be renumbered.
+    /// That operation then ends the message, or the purge does because of which it would be renumbered.
     pub(crate) fn keeps_its_number(&self, slot: u32) -> bool {
         self.mark_that_cancels(slot).is_some()
     }
@@ -409,7 +409,7 @@ impl BrokerState {
     }
 
     /// Returns new numbers for the messages that the join holds, if a purge of one of their queues is under way: a
-    /// purge is for waiting messages, and these did not wait.
+    /// purge covers waiting messages, and these were not waiting.
     pub(crate) fn renumber_behind_marks(&self, slot: u32) -> Option<Renumbered> {
         if self.marks.is_empty() || planted!("purge-released") {
             return None;

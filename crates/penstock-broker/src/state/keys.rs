@@ -50,8 +50,8 @@ impl BrokerState {
         stored.max(ended).is_some_and(|at| base < at)
     }
 
-    /// Removes the value and any claim on the key. The message that owned the key does not take it back when it fails
-    /// and is retried. Once its record has been carried forward, nothing says that it ever had the key.
+    /// Removes the value and any claim on the key. The message that owned the key does not reclaim it when it fails and
+    /// is retried. Once its record has been carried forward, nothing shows that it ever had the key.
     pub(crate) fn remove_key(&mut self, key: &Key) {
         self.forget_value(key);
         if let Some(owner) = self.keys.owner(key) {

@@ -183,7 +183,7 @@ impl BrokerState {
         }
     }
 
-    /// Makes a delayed message ready that is due. The journal has the time, so no event is needed.
+    /// Makes a due delayed message ready. The journal has the time, so no event is needed.
     pub(crate) fn end_delay(&mut self, slot: u32) {
         let queue = &mut self.queues[self.messages.queue(slot)];
         queue.delayed -= 1;
@@ -203,7 +203,7 @@ impl BrokerState {
         }
     }
 
-    /// Takes a message out of its place; the caller decides what happens to it.
+    /// Removes a message from its place; the caller decides what happens to it.
     pub(super) fn take(&mut self, slot: u32, cost_us: Option<u64>) {
         let queue = self.messages.queue(slot);
         if self.queues[queue].rare().purge_before > 0 && self.is_purged(slot) {

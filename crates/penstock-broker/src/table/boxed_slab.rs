@@ -1,4 +1,4 @@
-//! A slab whose entries are in boxes of their own, one step away. For a few things that are used often; a
+//! A slab whose entries are boxed separately, one pointer away. For a few things that are used often; a
 //! [`Slab`](crate::table::slab::Slab) is for many.
 
 #[derive(Debug)]

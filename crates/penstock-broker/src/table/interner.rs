@@ -118,8 +118,8 @@ impl Interner {
         self.unheld += usize::from(*holders == 0);
     }
 
-    /// Forgets names without a holder once there are many; each pays for its own sweep. Call it while no such name is
-    /// in use.
+    /// Forgets names without a holder once there are many; the work is proportional to the number forgotten. Call it
+    /// while no such name is in use.
     pub(crate) fn sweep(&mut self) {
         let held = self.texts.len() - self.free.len() - self.unheld;
         if self.unheld > UNHELD_KEPT + held / 2 || self.unheld > 0 && perhaps!("forget-names") {

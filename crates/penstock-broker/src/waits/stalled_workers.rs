@@ -1,8 +1,7 @@
-//! Stalled workers: those whose every slot is held by a job that waits for another one, and can't be lent.
+//! Stalled workers: workers whose slots are all held by jobs that wait for other jobs, and can't be lent.
 //!
-//! Such a worker reports that for its consumer, which then takes nothing. The jobs continue when what they wait for
-//! runs already, or can be run elsewhere. If it can't, they would wait forever, so the deepest of them is refused its
-//! wait.
+//! Such a worker reports that for its consumer, which then takes nothing. The jobs continue if the jobs that they wait
+//! for already run, or can run elsewhere. Otherwise they would wait forever, so the wait of the deepest one is refused.
 
 use penstock_message::{MessageId, SeededSet, SeededState, WaitRefusal};
 use rustc_hash::FxHashMap;
@@ -43,7 +42,7 @@ impl Broker {
             }
         }
         self.consumers.next_look = is_any.then_some(now + PATIENCE_MS);
-        // Of those that are equally deep, the youngest.
+        // Takes the youngest of equally deep jobs.
         held.sort_unstable();
         let mut takers = FxHashMap::default();
         let stuck = held

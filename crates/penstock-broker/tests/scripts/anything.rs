@@ -331,8 +331,8 @@ fn a_key_has_one_owner_though_the_end_of_an_older_one_is_lost() {
     );
 }
 
-/// A lost part of the journal has the record that closed a group whose workflow was cancelled. A member that fails the
-/// group came back, and nothing said that the group was over.
+/// The lost part of the journal has the record that closed a group whose workflow was cancelled. A failed member came
+/// back, and nothing showed that the group was over.
 #[test]
 fn a_group_is_over_when_it_has_failed_though_the_record_of_that_is_lost() {
     let lines = [

@@ -1,4 +1,4 @@
-//! Running jobs that are cancelled: their worker is asked to stop them, and whatever it does then, they end.
+//! Cancelled running jobs: their worker is asked to stop them, and they end as cancelled whatever it does then.
 
 use crate::script::{ScriptWorld, check};
 use penstock_broker::BrokerOptions;
@@ -236,8 +236,8 @@ fn no_job_starts_that_an_operation_under_way_cancels() {
     world.check_recovery();
 }
 
-/// A running job was to be spared while others of its queue were cancelled. It was cancelled when it came back before
-/// the steps of the operation had reached it.
+/// A running job was to be spared while others of its queue were cancelled. It was cancelled if it returned before the
+/// steps of the operation had reached it.
 #[test]
 fn a_running_job_that_is_left_alone_may_come_back_while_the_operation_goes_on() {
     for (back, again) in [

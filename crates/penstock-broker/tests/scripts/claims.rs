@@ -177,8 +177,8 @@ fn a_replacement_has_its_own_times() {
     );
 }
 
-/// A job that took the place of one of another task kept its number, so the stale place in the other task's line was a place
-/// of the new job: it went to a worker that can't run it, and the broker stopped over the count of a line.
+/// A job that replaced a job of another task kept its number, so the stale place in the other task's flow counted as a
+/// place of the new job. It went to a worker that can't run it, and the broker stopped over the count of a flow.
 #[test]
 fn what_takes_the_place_of_another_task_is_in_the_line_of_its_own() {
     check_with_crashes(

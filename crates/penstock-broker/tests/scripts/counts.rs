@@ -1,4 +1,4 @@
-//! Counts of jobs by queue and by task, and what remains of them when their queue is forgotten.
+//! Counts of jobs by queue and by task, including those of forgotten queues.
 
 use crate::script::check;
 

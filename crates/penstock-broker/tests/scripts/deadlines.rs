@@ -86,7 +86,7 @@ fn all_steps_of_a_chain_end_as_cancelled() {
     );
 }
 
-/// Any number of messages may wait for one job: they end in steps.
+/// Any number of messages may wait for one job, because they end in steps.
 #[test]
 fn any_number_of_messages_waits_for_a_job_that_is_cancelled() {
     let mut world = ScriptWorld::new(BrokerOptions::default());
@@ -208,7 +208,7 @@ fn a_deadline_comes_while_a_group_is_being_sent() {
     );
 }
 
-/// Deadlines of many workflows that pass together take at most two operations, and the loop is never busy for long.
+/// Deadlines of many workflows that pass together take at most two operations, and no pass of the loop is long.
 #[test]
 fn many_deadlines_that_come_together_are_one_operation() {
     const WORKFLOWS: usize = 5_000;

@@ -4,7 +4,7 @@ use penstock_broker::BrokerOptions;
 
 use crate::script::{ScriptWorld, check, check_with};
 
-/// Ways to end the message `m`, the output to the worker or client that does it, and what a watcher of its result sees.
+/// Ways to end the message `m`, the output to the worker or client that ends it, and the result that a watcher sees.
 const ENDS: [(&str, &str, &str); 8] = [
     ("w ack m; put m yes", "w confirm 1", "Succeeded yes"),
     ("w fail m", "w confirm 1", "Failed error"),
@@ -356,8 +356,8 @@ fn failed_jobs_are_listed_kept_in_their_queues_and_handed_to_nobody() {
     );
 }
 
-/// A worker for a queue with any name, even `dead`, never receives a failed job, and a job of such a queue is like any
-/// other.
+/// A worker for a queue with any name, even `dead`, never receives a failed job, and the jobs of such a queue are like
+/// any others.
 #[test]
 fn a_queue_called_dead_is_a_queue_like_any_other() {
     check(
@@ -449,7 +449,7 @@ fn a_retry_takes_the_key_that_its_job_had_when_it_failed() {
             a guard k absent                    -> a confirm 4
             "
         ));
-        // A key that was deleted after the failure belonged to another message by then, or to none.
+        // By then, a key that was deleted after the failure belonged to another message, or to none.
         check(&format!(
             "
             a hello                             -> a welcome 0
@@ -597,8 +597,8 @@ fn failing_workflows_without_end_leave_no_more_than_is_kept() {
     check_with(few, &script);
 }
 
-/// Purged jobs are handed out to nobody once the purge is on disk, however far its steps have come. A job that was
-/// running and comes back was not purged.
+/// Once a purge is on disk, its jobs are handed out to nobody, however far its steps have come. A job that was running
+/// and returns was not purged.
 #[test]
 fn a_purge_holds_from_its_mark_on_across_kills() {
     check(
@@ -805,7 +805,7 @@ fn a_key_that_is_a_result_keeps_its_owner_when_the_result_is_removed() {
     );
 }
 
-/// A record has room for a limited number of the broker's own events, and the broker stopped where the end of one group
+/// A record has room for a limited number of the broker's own events, and the broker stopped if the end of one group
 /// needed more.
 #[test]
 fn any_number_of_errbacks_may_not_be_needed() {

@@ -622,7 +622,7 @@ fn live(script: &str) -> ScriptWorld {
 
 const WORKFLOWS: &str = "g workflows";
 
-/// Describes everything visible about the world: its status, all that it hands out, and what happens as time passes.
+/// Describes everything visible about the world: its status, all its hand-outs, and the events as time passes.
 fn seen(world: &mut ScriptWorld) -> String {
     let (messages, keys) = world.names();
     let mut lines = vec!["g hello".to_owned(), "g status".to_owned()];
@@ -729,8 +729,8 @@ fn golden_records_of_every_version_are_recovered_exactly() {
         assert!(is_there, "{name} was never written: set MAKE_GOLDEN");
     }
     for (file, golden) in all {
-        // Today's program repeats the same life, for the clock and the names. The committed records replace those that
-        // it wrote.
+        // The current program repeats the same life, for the clock and the names. The committed records replace its
+        // own.
         let mut world = live(&golden.script);
         world.become_what_wrote(golden.records);
         let then = seen(&mut world);

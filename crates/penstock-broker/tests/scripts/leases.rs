@@ -144,9 +144,10 @@ fn leases_outlive_the_broker() {
         w info one                          -> w knows Running in default attempt 1 crashes 0 at w
         ",
     );
-    // Nor does one hold that a later broker has judged: here it handed the message to another client, which asked for a
-    // retry. Its grants are numbered from the last that the journal knew, so they can be lower than the lost one. They
-    // were once compared without the epoch, and the retry went to a client that had been told that its lease was lost.
+    // Nor does a lease hold that a later broker has judged: here it handed the message to another client, which asked
+    // for a retry. Its grants are numbered from the last that the journal knew, so they can be lower than the lost one.
+    // In an earlier version they were compared without the epoch, and the retry went to a client that knew its lease as
+    // lost.
     check(
         "
         a hello                             -> a welcome 0
@@ -236,7 +237,8 @@ fn leases_outlive_the_broker() {
         ",
     );
     // Nor does that of a job that its group held again after the crash, since the end of a member was lost too: the run
-    // was given a value that never came to exist. It once held if the member ended again before the worker was back.
+    // received a value that never came to exist. In an earlier version it held if the member ended again before the
+    // worker was back.
     check(
         "
         a hello                             -> a welcome 0

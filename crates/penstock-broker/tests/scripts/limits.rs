@@ -153,7 +153,7 @@ fn a_retry_is_not_dropped_to_make_room_for_itself() {
     );
 }
 
-/// A record holds 1,024 ends; the others follow in a step of their own.
+/// A record holds 1,024 ends; the others follow in a separate step.
 #[test]
 fn a_retry_is_not_dropped_by_the_later_step_that_makes_room() {
     let mut world = ScriptWorld::new(BrokerOptions::default());

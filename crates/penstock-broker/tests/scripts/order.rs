@@ -99,7 +99,7 @@ fn consumers_and_queues_take_turns() {
         w consume x 1                       -> w deliver e@x
         ",
     );
-    // One body, several queues; each copy is settled by itself.
+    // One body, several queues; each copy is settled separately.
     check(
         "
         a hello                             -> a welcome 0
@@ -350,8 +350,8 @@ fn two_apps_with_the_same_task_name_in_one_queue_are_reported() {
     );
 }
 
-/// Eight slots, jobs that never end, and jobs of a millisecond. If runs were only charged when they are handed out,
-/// those that never end would cost nothing more. They took one slot after the other: all eight after seven short jobs.
+/// Eight slots, jobs that never end, and jobs of a millisecond. If runs were only charged at their hand-out, jobs that
+/// never end would cost nothing more. They took one slot after another: all eight after seven short jobs.
 #[test]
 fn a_task_whose_jobs_never_end_does_not_take_every_slot() {
     let mut world = ScriptWorld::new(BrokerOptions::default());

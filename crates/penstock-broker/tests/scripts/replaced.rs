@@ -163,7 +163,7 @@ fn a_workflow_continues_with_the_replacement_of_its_last_step() {
     );
 }
 
-/// Every delivery states the deadline of its workflow, also for jobs that join it later.
+/// Every delivery states the deadline of its workflow, even for jobs that join it later.
 #[test]
 fn a_replacement_and_the_jobs_it_sends_keep_the_deadline() {
     check(
@@ -274,7 +274,7 @@ fn a_key_passes_to_the_job_that_replaces_its_owner() {
     );
 }
 
-/// The group's jobs now stand for the job: cancelling it cancels them.
+/// The group's jobs now represent the job: cancelling it cancels them.
 #[test]
 fn the_cancellation_of_a_job_ends_the_group_in_its_place() {
     for between in [

@@ -34,7 +34,7 @@ fn a_group_continues_after_crashes_and_when_its_journal_was_carried_forward() {
         "w ack g/1; put g/1 two                   -> w confirm 3",
         "w consume default 1                      -> w deliver body[one two]",
     ];
-    // Outputs to the clients when they are back, before each of these steps.
+    // Outputs to the clients when they reconnect, before each of these steps.
     let hellos = [
         ["a hello -> a welcome 1", "w hello -> w welcome 2"],
         [
@@ -182,8 +182,9 @@ fn an_open_group_waits_again_for_a_member_that_is_retried() {
     );
 }
 
-/// The message waited for a success that did not come, and for a failure that has since been retried. Once only that is
-/// left, it is not needed, and neither are messages that wait for it. It used to stay blocked forever, by nothing.
+/// The message waited for a success that did not come, and for a failure whose job has since been retried. Once only
+/// the failure is left to wait for, it is not needed, and neither are messages that wait for it. It used to stay
+/// blocked forever, by nothing.
 #[test]
 fn an_errback_of_a_retried_job_is_not_needed_once_nothing_blocks_it() {
     for between in [
@@ -300,8 +301,8 @@ fn the_failed_members_of_a_workflow_are_retried_together() {
     );
 }
 
-/// Case 35: nobody can retry the job that failed the group, so everything it has blocked is dropped at once, at any
-/// distance.
+/// Case 35: nobody can retry the job that failed the group, so everything that it has blocked is dropped at once, at
+/// any distance.
 #[test]
 fn jobs_blocked_by_a_failed_job_are_dropped_with_it() {
     for drop in [
@@ -330,7 +331,7 @@ fn jobs_blocked_by_a_failed_job_are_dropped_with_it() {
     }
 }
 
-/// Another job of the group may still be retried, and then the group tolerates the one that is gone.
+/// Another job of the group may still be retried, and then the group tolerates the dropped one.
 #[test]
 fn a_group_that_may_still_continue_is_not_given_up() {
     check(
@@ -375,7 +376,7 @@ fn a_large_group_that_was_blocked_waits_again_in_steps() {
         let blocked = "a knows Blocked in default attempt 0 crashes 0";
         assert_eq!(world.run("a info last"), [blocked]);
         let before = world.journal().len();
-        // A client that asks before all of them wait again is not given the old answer.
+        // A client that asks before all of them wait again does not get the old answer.
         let told = world.run("a retry g/0 && a watch last o/ o/2999");
         assert_eq!(told.len(), 4, "{told:?}");
         let pending = [

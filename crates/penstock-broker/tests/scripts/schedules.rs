@@ -409,7 +409,7 @@ fn missed_times_have_no_job_or_each_one() {
         w schedules                                 -> w schedules all:every600000:3+0+2:set:running:last3000000:Missed1200000:next3600000 none:every600000:0+0+5:set:Missed3000000:next3600000
         ",
     );
-    // However many there are, a hundred is enough.
+    // A hundred are enough, however many there are.
     check(
         "
         a hello                                     -> a welcome 0
@@ -478,8 +478,8 @@ fn a_schedule_runs_at_once_and_keeps_its_times() {
     );
 }
 
-/// A run that had to wait took the present for its time. If that was a time of the schedule, its job had the id of the job of
-/// that time: the job that has just run, or a failed one, beside which the run had no job at all.
+/// A run that had to wait took the present as its time. If that was a time of the schedule, its job had the id of that
+/// time's job: the job that had just run, or a failed one, and then the run had no job at all.
 #[test]
 fn a_run_that_waits_has_a_job_of_its_own_though_it_came_at_a_time_of_the_schedule() {
     check(

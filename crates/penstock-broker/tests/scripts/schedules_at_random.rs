@@ -52,7 +52,7 @@ fn step() -> impl Strategy<Value = RandomStep> {
     ]
 }
 
-/// A schedule, and what has been seen of it.
+/// Schedule, and the observations of it.
 struct WatchedSchedule {
     world: ScriptWorld,
     may_overlap: bool,
@@ -63,7 +63,7 @@ struct WatchedSchedule {
     /// Time by which the wall clock is behind the latest time that it has shown.
     behind_ms: i64,
     is_paused: bool,
-    /// First undecided time when the schedule was last looked at.
+    /// First undecided time at the last look.
     next: u64,
     /// Number of times that passed during pauses.
     not_counted: u64,

@@ -99,7 +99,7 @@ pub struct ScriptWorld {
     /// Number of synced records.
     synced: usize,
     is_stalled: bool,
-    /// Records that can't be read any more.
+    /// Records that can no longer be read.
     damaged: BTreeSet<usize>,
     /// End of the segment that `carry` empties.
     mark: usize,
@@ -108,7 +108,7 @@ pub struct ScriptWorld {
     /// Last lease of each message, and the one before as `old-` and its name.
     leases: BTreeMap<String, Lease>,
     messages: BTreeSet<String>,
-    /// Messages of several queues, whose copies have leases of their own.
+    /// Messages of several queues, whose copies have separate leases.
     copied: BTreeSet<String>,
     keys: BTreeSet<String>,
     /// Whether deliveries are shown with the deadlines of their workflows, which older texts lack.
@@ -791,7 +791,7 @@ impl ScriptWorld {
         }
     }
 
-    /// Returns the key of a word: its result if it was published, otherwise a key of its own.
+    /// Returns the key for a word: its result if a message of that name was published, otherwise the named key.
     fn key(&mut self, name: &str) -> Key {
         if self.messages.contains(name) || name.contains('/') {
             return Key::Result(message_id(name));
@@ -1100,8 +1100,8 @@ impl ScriptWorld {
         }
     }
 
-    /// Checks that a broker that recovers from the journal describes itself as the one that wrote it does, once that
-    /// one's connections are lost.
+    /// Checks that a broker recovered from the journal describes itself like the original, once the original's
+    /// connections are lost.
     pub fn check_recovery(&mut self) {
         self.is_stalled = false;
         // The copy knows of no lack of space, and would do work that waits for space here.

@@ -366,8 +366,7 @@ fn a_large_transaction_comes_in_parts() {
 }
 
 /// Seed 5005336 of the simulator: the first welcome was lost with its connection, and the second said that everything
-/// up to the last number had been applied. The client then believed that transactions were confirmed that no broker
-/// had.
+/// up to the last number had been applied. So the client took transactions as confirmed that no broker had.
 #[test]
 fn a_client_learns_that_it_was_forgotten_however_often_that_is_lost() {
     check(

@@ -1,5 +1,5 @@
-//! Jobs that wait for others in the middle of their work. The jobs that they wait for go first. A wait in a circle is
-//! refused, and so is one that nothing can end.
+//! Running jobs that wait for others. The awaited jobs go first. A wait in a circle is refused, and so is a wait that
+//! nothing can end.
 
 use crate::script::check;
 

@@ -291,8 +291,8 @@ fn the_errors_that_have_failed_a_group_are_pinned_as_long_as_its_result_is_kept(
 }
 
 /// Values that a failed body has yet to read were each checked once a minute, for the month in which it may be retried.
-/// Here each of two is checked once an hour on the second day. The broker checks as often whether names are still in
-/// use.
+/// Here, each of two is checked once an hour on the second day. The broker checks equally often whether names are still
+/// in use.
 #[test]
 fn values_pinned_for_long_are_checked_ever_more_rarely() {
     check(
@@ -531,8 +531,8 @@ fn a_workflow_that_is_cancelled_says_so() {
     );
 }
 
-/// Case 27: no part of it starts any more, whichever client sends it. Jobs that one of its jobs sends with its success
-/// are skipped: see `replaced.rs`.
+/// Case 27: no part of it starts any more, whichever client sends it. Jobs that a successful job of it sends are
+/// skipped: see `replaced.rs`.
 #[test]
 fn jobs_added_to_a_cancelled_workflow_are_cancelled() {
     for between in ["", "carry", "kill"] {
@@ -868,7 +868,7 @@ fn a_time_that_a_person_named_is_kept_while_a_message_is_held() {
     );
 }
 
-/// Errbacks have times of their own, too.
+/// Errbacks have their own times, too.
 #[test]
 fn an_errback_may_be_delayed_from_its_release() {
     check(
