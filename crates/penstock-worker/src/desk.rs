@@ -22,7 +22,7 @@ pub struct Desk {
 #[derive(Default)]
 struct DeskState {
     arrived: VecDeque<Delivery>,
-    /// Jobs that were taken and not settled, with the time at which they were taken.
+    /// Taken jobs that are not settled, with the time at which they were taken.
     running: HashMap<MessageId, (DeliveryHead, Instant)>,
     /// Number of deliveries that the broker may still send.
     credit: u32,
@@ -242,7 +242,7 @@ mod tests {
             seen(&desk, false);
             desk.end_take()
         });
-        // A job that came when no thread wanted it is there for the next one.
+        // A job that arrived while no thread wanted it is there for the next one.
         desk.deliver(vec![delivery(3)]);
         assert_eq!((desk.begin_take(), seen(&desk, false)), (0, "job 3".into()));
     }

@@ -68,7 +68,7 @@ pub fn install(fault: &'static AtomicU64, slots: usize) -> io::Result<()> {
         return Err(io::Error::other("a process is one child only"));
     }
     for signal in FATAL {
-        // SAFETY: the handler only does what a handler may.
+        // SAFETY: the handler does only what a signal handler may do.
         let set = unsafe {
             let mut action: libc::sigaction = zeroed();
             action.sa_sigaction = handle as *const () as usize;

@@ -21,8 +21,7 @@ pub fn avoid() {
     for memory in memory() {
         let len = memory.end - memory.start;
         if len >= HUGE_PAGE_BYTES {
-            // SAFETY: it changes no bytes. The call fails for a mapping that is gone, and on systems without
-            // huge pages.
+            // SAFETY: it changes no bytes. The call fails for an unmapped range, and on systems without huge pages.
             let _ = unsafe {
                 madvise(
                     std::ptr::with_exposed_provenance_mut(memory.start),

@@ -222,7 +222,7 @@ impl DeliverySink for Inbox {
             keep
         });
         self.tell(|news| {
-            // A job to be handed back has been settled, or another worker has it.
+            // A job to be returned has been settled, or another worker has it.
             let gone = news
                 .refused
                 .extract_if(.., |(lease, _)| !kept.contains(lease));

@@ -15,23 +15,23 @@
 //! | --- | --- |
 //! | policy.rs | what to hand out when, and how much to ask of the broker (decisions, no IO) |
 //! | page.rs | the memory shared with children: claims, outcomes |
-//! | order.rs | what is wanted of a running job: its soft limit, its end |
-//! | packet.rs | the bytes between them |
+//! | order.rs | orders to a running job: its soft limit, its end |
+//! | packet.rs | the bytes between supervisor and children |
 //! | link.rs | a child's side, wrapped by the Python extension |
-//! | fault.rs | which of a process's jobs a fatal signal came from |
-//! | outstanding.rs | the packets that are out, and what of them can be had back |
-//! | memory.rs | what the kernel tells of the memory of processes |
+//! | fault.rs | the job of a process that caused a fatal signal |
+//! | outstanding.rs | the packets that are out, and their jobs that can be taken back |
+//! | memory.rs | the kernel's figures on the memory of processes |
 //! | threads.rs | settings of the C library's allocator: for many threads, and for a supervisor |
-//! | huge_pages.rs | why a supervisor has none, and the heap that is forked does |
+//! | huge_pages.rs | why a supervisor has none, but the forked heap does |
 //! | warm.rs | pages that an isolated job is about to write to |
 //! | zygote.rs | the process that forks |
 //! | orphans.rs | processes that jobs have left behind |
-//! | output.rs | what a process has printed, as it leaves |
-//! | systemd.rs | what a service manager is told |
-//! | files.rs | the limit of open files, and what passes |
-//! | question.rs | what people ask a running worker, and what it replies |
-//! | inbox.rs | what the driver's thread leaves for the supervisor |
-//! | supervisor.rs | the loop: sockets, books, phases from loading to the goodbye |
+//! | output.rs | the flush of a process's output when it exits |
+//! | systemd.rs | reports to a service manager |
+//! | files.rs | the limit of open files, and errors that pass |
+//! | question.rs | questions of people to a running worker, and its replies |
+//! | inbox.rs | news from the driver's thread for the supervisor |
+//! | supervisor.rs | the loop: sockets, bookkeeping, phases from loading to the goodbye |
 //! | desk.rs | a worker without processes, for tests of applications |
 //! | plants.rs | bugs that are planted for the tests to find |
 //!
@@ -100,7 +100,7 @@ pub const EXIT_NOT_OFFERED: u8 = 75;
 pub const EXIT_UNUSABLE: u8 = 78;
 /// The app can't be loaded, or one of its tasks is unfit to run.
 pub const EXIT_APP: u8 = 3;
-/// The memory limit is below what the loaded app needs.
+/// The memory limit is below the need of the loaded app.
 pub const EXIT_NO_MEMORY: u8 = 5;
 /// A second signal stopped the worker: running jobs were killed and handed back.
 pub const EXIT_FORCED: u8 = 4;

@@ -54,7 +54,7 @@ pub struct Ordered {
     pause: Duration,
     /// Time by which the job must have ended.
     end_by: Option<Instant>,
-    /// Whether the job missed it, so that its process is to be killed.
+    /// Whether the job missed it, so that its process must be killed.
     pub is_condemned: bool,
     /// Whether to kill it at once.
     pub is_hastened: bool,

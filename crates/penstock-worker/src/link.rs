@@ -57,7 +57,7 @@ pub enum Pulled {
     End,
     /// A signal arrived: let its handler run, then pull again.
     Interrupted,
-    /// There is no packet now, and the call was not to wait.
+    /// There is no packet now, and the call does not wait.
     Nothing,
 }
 
@@ -164,7 +164,7 @@ pub struct Window {
 /// Progress of the job that a slot runs.
 #[derive(Default)]
 struct LatestProgress {
-    /// Job, as in [`Window::job`], without the orders that it has heard.
+    /// Job, as in [`Window::job`], without the orders that it has received.
     job: u64,
     at_ns: u64,
     /// Latest progress, if it was not passed on.
@@ -174,7 +174,7 @@ struct LatestProgress {
 /// Waits of a job for other jobs.
 #[derive(Default)]
 struct OpenWaits {
-    /// Job, as in [`Window::job`], without the orders that it has heard.
+    /// Job, as in [`Window::job`], without the orders that it has received.
     job: u64,
     /// Number of long waits that are not over.
     open: u32,
@@ -324,7 +324,7 @@ impl Link {
         Ok(())
     }
 
-    /// Tells the supervisor how many slots of this child can take jobs.
+    /// Reports to the supervisor how many slots of this child can take jobs.
     pub fn tell_serving(&self, slots: u32) -> io::Result<()> {
         send_all(&lock(&self.outcomes).reply, &serving(slots))
     }
@@ -341,7 +341,7 @@ impl Link {
         self.claims.is_closing()
     }
 
-    /// Carries out the supervisor's requests between two jobs. Returns whether this child is to exit.
+    /// Carries out the supervisor's requests between two jobs. Returns whether this child must exit.
     pub fn heed(&self) -> bool {
         self.claims.trim_if_asked(trim);
         self.is_closing()
@@ -351,8 +351,7 @@ impl Link {
         self.has_closed.load(Ordering::SeqCst) || self.is_closing()
     }
 
-    /// Reports the end of a slot whose child is closed: jobs that it left unclaimed or did not begin go to
-    /// others.
+    /// Reports the end of a slot whose child is closing: jobs that it left unclaimed or did not begin go to others.
     fn tell_closing(&self) -> io::Result<()> {
         match self.has_closed() {
             true => self.tell_serving(0),
@@ -383,7 +382,7 @@ impl Link {
 
     fn tell_news(&self) {
         if let Some(news) = self.news.get() {
-            // If this fails, there is no listener any more.
+            // If this fails, there is no listener left.
             let _ = rustix::io::write(news, &u32::MAX.to_le_bytes());
         }
     }
@@ -470,7 +469,7 @@ impl Link {
         }
     }
 
-    /// Waits until this slot is at the head of the line, or is to exit.
+    /// Waits until this slot is at the head of the line, or must exit.
     fn enter_line(&self, turn: &Arc<Turn>) -> InLine {
         let mut line = lock(&self.line);
         if line.has_ended {
@@ -565,7 +564,7 @@ impl Window {
         Some(order)
     }
 
-    /// Returns the latest order that the running job has heard.
+    /// Returns the latest order that the running job has received.
     pub fn heard(&self) -> Option<Order> {
         Order::from_bits(self.job.load(Ordering::Relaxed) >> HEARD_SHIFT)
     }
@@ -760,7 +759,7 @@ impl Window {
         }
         let mut waits = lock(&self.waits);
         if waits.job == job {
-            // Its outcome tells the supervisor.
+            // Its outcome notifies the supervisor.
             let _ = self.go_on(&mut waits, false);
             waits.job = 0;
         }

@@ -26,8 +26,8 @@ impl Figures {
         Self::read("/proc/self/status")
     }
 
-    /// Takes some 20 µs. A sum that also shows what processes share (`smaps_rollup`) takes 2.6 ms for a heap of
-    /// 200 MB, and the process can't allocate meanwhile.
+    /// Takes some 20 µs. A sum that also shows memory shared by processes (`smaps_rollup`) takes 2.6 ms for a heap of
+    /// 200 MB, during which the process can't allocate.
     fn read(file: &str) -> Option<Self> {
         let text = fs::read_to_string(file).ok()?;
         let named = |name| kilobytes(&text, name);
@@ -38,7 +38,7 @@ impl Figures {
         })
     }
 
-    /// Returns the maximum anonymous memory since then, assuming as many file pages as now.
+    /// Returns the maximum anonymous memory since the reset, assuming the current number of file pages.
     pub fn anonymous_peak(self) -> u64 {
         (self.peak + self.anonymous).saturating_sub(self.resident)
     }
@@ -173,7 +173,7 @@ impl Host {
 /// for a short time.
 #[derive(Debug, Default)]
 pub struct Kills {
-    /// Count up to which rises have explained deaths; and the count of the last look, which becomes that.
+    /// Count up to which rises have explained deaths; and the count of the last look, which replaces it next.
     known: Option<u64>,
     looked: Option<u64>,
 }
@@ -224,7 +224,7 @@ pub fn score_above(more: i32) -> Option<i32> {
     Some((own.trim().parse::<i32>().ok()? + more).min(1000))
 }
 
-/// Offers this process, a fork of the zygote, to a kernel that is short of memory. Ignores errors.
+/// Marks this process, a fork of the zygote, as the one to kill first if the kernel is short of memory. Ignores errors.
 pub fn offer_to_kernel() {
     if let Some(score) = score_above(CHILD_SCORE - ZYGOTE_SCORE) {
         let _ = fs::write("/proc/self/oom_score_adj", score.to_string());

@@ -15,7 +15,7 @@ use rustix::process::{
     Pid, PidfdFlags, Signal, WaitOptions, getpid, pidfd_open, pidfd_send_signal, waitpid,
 };
 
-/// Time that the kernel gets to end a process. A process that waits for a dead disk is then left to it.
+/// Time that the kernel gets to end a process. A process stuck on a dead disk is then left to the kernel.
 const END_WITHIN: Duration = Duration::from_secs(1);
 
 /// Tree of this process. Everything in it belongs to jobs, except the processes that were there at the start.
@@ -163,7 +163,7 @@ fn wait_for(processes: impl Iterator<Item = OwnedFd>, patience: Duration) {
     }
 }
 
-/// Waits for every child of this process that has ended, up to one that other code waits for.
+/// Reaps every child of this process that has ended, up to one that other code waits for.
 pub fn reap(other: Option<Pid>) {
     while let Some(pid) = ended_child()
         && Some(pid) != other

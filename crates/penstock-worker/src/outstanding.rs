@@ -180,9 +180,8 @@ fn socket_pair() -> io::Result<(OwnedFd, OwnedFd)> {
 }
 
 impl Outstanding {
-    /// Makes room for the packets of this many pools, with this many children and places in all. Also returns
-    /// the ends of the sockets that children pull from. Each slot has one packet, and one more may wait for
-    /// each child.
+    /// Makes room for the packets of this many pools, with this many children and places in total. Also returns the
+    /// ends of the sockets that children pull from. Each slot has one packet, and one more may wait for each child.
     pub fn new(pools: usize, (children, places): (u32, u32)) -> io::Result<(Self, Vec<OwnedFd>)> {
         assert!(places <= MAX_PLACES);
         let places = places as usize;
@@ -570,7 +569,7 @@ impl Outstanding {
             pool.watched.remove(place);
             pool.settled += 1;
         }
-        // An unclaimed packet is left alone while there may be a slot for it.
+        // An unclaimed packet is left alone while a slot may still take it.
         if claimed >= slots {
             look.slow.append(&mut unclaimed);
         }
@@ -1276,7 +1275,7 @@ pub(crate) mod tests {
         // A stronger order, and then a weaker one.
         assert_eq!(order(&mut desk, 0, Order::Hard), Given::Now(running));
         assert_eq!(order(&mut desk, 0, Order::Cancel), Given::Before);
-        // The job ends before it has heard the order, which does not affect the next job.
+        // The job ends before it has received the order, which does not affect the next job.
         child.finish(DONE).unwrap();
         assert_eq!((window.order(), window.heard()), (None, None));
         child.begin().unwrap().unwrap();

@@ -442,7 +442,7 @@ impl OutcomeFrame<'_> {
     }
 }
 
-/// Error for bytes that don't mean what they should.
+/// Error for malformed bytes.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Malformed;
 

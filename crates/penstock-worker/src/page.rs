@@ -288,7 +288,7 @@ impl ClaimCell {
         self.heard.store(job.word(Some(order)), Ordering::Release);
     }
 
-    /// Returns the latest order that this job has heard.
+    /// Returns the latest order that this job has received.
     pub fn heard(&self, job: JobAt) -> Option<Order> {
         job.order_in(self.heard.load(Ordering::Acquire))
     }
@@ -475,12 +475,12 @@ impl Pages {
         self.all.at(ring_offset(self.claims, child) + TRIM_OFFSET)
     }
 
-    /// Asks a child to give back memory before its next job.
+    /// Asks a child to return freed memory before its next job.
     pub fn ask_to_trim(&self, child: u32) {
         self.trim_word(child).store(1, Ordering::Release);
     }
 
-    /// Whether a child was asked to give back memory and has not done so yet.
+    /// Whether a child was asked to return freed memory and has not done so yet.
     pub fn is_to_trim(&self, child: u32) -> bool {
         self.trim_word(child).load(Ordering::Acquire) != 0
     }
@@ -594,7 +594,7 @@ pub struct Claims {
 }
 
 impl Claims {
-    /// Returns the claim at a place. `None`: there is no such place, so the packet that named it is damaged.
+    /// Returns the claim at a place. `None`: this place does not exist, so the packet that named it is damaged.
     pub fn get(&self, place: usize) -> Option<&ClaimCell> {
         (place < self.count).then(|| self.shared.at(LINE_BYTES + place * LINE_BYTES))
     }
@@ -605,7 +605,7 @@ impl Claims {
         word.load(Ordering::SeqCst) != 0
     }
 
-    /// Runs `trim` once if this child was asked to give back memory.
+    /// Runs `trim` once if this child was asked to return freed memory.
     pub fn trim_if_asked(&self, trim: impl FnOnce()) {
         let word: &AtomicU64 = self.own.at(TRIM_OFFSET);
         if word.load(Ordering::Relaxed) != 0 {
@@ -739,7 +739,7 @@ pub(crate) mod tests {
         );
     }
 
-    /// Lets two children that pulled the same sequence (as a child wrongly thought dead would) and a supervisor
+    /// Makes two children that pulled the same sequence (as happens with a child wrongly thought dead) and a supervisor
     /// that takes back race for each job, many times. Each job is run once or returned once.
     #[test]
     fn each_job_is_begun_once_or_taken_back_whoever_races() {
@@ -768,7 +768,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// Otherwise the limit of one job would be counted from the beginning of another job.
+    /// Otherwise the limit of one job would count from the start of another.
     #[test]
     fn a_job_never_seems_to_have_begun_when_one_before_it_did() {
         let cell = cell();

@@ -34,19 +34,19 @@ use crate::page::MAX_PACKET_JOBS;
 const PACKET_NS: u64 = 2_000_000;
 /// Amount of work per process that should be here or on its way from the broker.
 const AHEAD_NS: u64 = 8_000_000;
-/// Time before a slot is free at which its next job may be requested. That is about as long as it takes to
-/// report an outcome to the broker and receive the next job. A slot with jobs that sleep for 5 ms would
-/// otherwise spend it idle (an eighth of its time on two processors). Of 40 such slots, 8 will be free that
-/// soon; of 4 none, nor of 500 whose jobs sleep for a second.
+/// Time before a slot is free at which its next job may be requested: about as long as it takes to report an outcome to
+/// the broker and receive the next job. Otherwise a slot with jobs that sleep for 5 ms would be idle for that time (an
+/// eighth of its time on two processors). Of 40 such slots, 8 will be free that soon; of 4 such slots none will, nor of
+/// 500 whose jobs sleep for a second.
 const SOON_NS: u64 = 1_000_000;
 /// Cost of a job to a slot besides its own run: its share of a pull, conversions, the outcome.
 const OVERHEAD_NS: u64 = 5_000;
 /// Maximum number of deliveries on their way per process, however short the jobs are.
 const MOST_AHEAD: u64 = 1024;
-/// Maximum work held for each free slot; the rest goes back to the broker.
+/// Maximum work held for each free slot; the rest returns to the broker.
 const HELD_NS: u64 = 20_000_000;
 
-/// Maximum time that a job is held up for a parked one that may be about to want its slot back.
+/// Maximum time that a job is held up for a parked job that may soon want its slot back.
 const MOST_KEPT_NS: u64 = 20_000_000;
 
 /// Number of passing jobs up to which they hold up no others; beyond it, the broker sends fewer.
@@ -168,7 +168,7 @@ pub struct Policy<J> {
     /// Number of deliveries that the broker may still send.
     granted: u64,
     closed: bool,
-    /// Whether jobs run one by one, whatever is known about them.
+    /// Whether jobs run one by one, whatever their measured run times.
     one_by_one: bool,
     /// Number of passing jobs that still wait.
     passed: usize,
@@ -330,7 +330,7 @@ impl<J> Policy<J> {
         // The oldest job decides, and no job overtakes it. Otherwise a long one would wait forever for a free
         // slot while short ones go by.
         let ahead = if task.pace.is_quick() {
-            // One for each process that will get to it soon.
+            // One for each process that will soon be ready for it.
             self.processes.min(self.slots - self.stuck)
         } else {
             free_soon
@@ -376,12 +376,13 @@ impl<J> Policy<J> {
         self.spare = processes;
     }
 
-    /// Sets whether jobs that wait for others hold all slots, so that none is left for another job.
+    /// Sets whether waiting jobs hold all slots, so that none is left for another job.
     pub fn set_held(&mut self, is_held: bool) {
         self.is_held = is_held;
     }
 
-    /// Parks the job of a packet, which waits for others. False: too many are parked, so it keeps its slot.
+    /// Parks the job of a packet, which waits for others. Returns false if too many are parked, so that it keeps its
+    /// slot.
     pub fn park(&mut self, task: TaskIndex) -> bool {
         if self.parked >= self.max_parked {
             return false;
@@ -412,7 +413,7 @@ impl<J> Policy<J> {
         turn.filter(|_| self.active() < self.slots || planted!("resume-beyond-the-slots"))
     }
 
-    /// Returns the parked job whose wait was over first, whether or not there is a slot for it.
+    /// Returns the parked job whose wait ended first, even if there is no slot for it.
     pub fn first_turn(&self) -> Option<Turn> {
         self.turns.front().copied()
     }
@@ -870,8 +871,7 @@ pub(crate) mod tests {
         assert_eq!(sizes(&mut policy).len(), 2);
     }
 
-    /// A job that runs elsewhere takes no slot from the others of its queue, unless there are very many of
-    /// them.
+    /// A job that passes through takes no slot from the others of its queue, unless there are very many of them.
     #[test]
     fn what_passes_by_is_granted_again() {
         let mut policy = policy(2);

@@ -32,7 +32,7 @@ pub enum Question {
     Unknown,
 }
 
-/// New numbers of slots; `None` leaves a number as it is.
+/// New numbers of slots; `None` leaves a number unchanged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Sizes {

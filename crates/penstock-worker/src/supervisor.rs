@@ -91,11 +91,11 @@ pub enum End {
     Forced,
     /// The app can't be loaded.
     App,
-    /// Something that it needs failed; the log says what.
+    /// A necessary part failed; the log says which.
     Failed,
-    /// Its memory limit is below what the loaded app needs.
+    /// Its memory limit is below the need of the loaded app.
     NoMemory,
-    /// The engine behind the broker lacks a feature that it needs; the log says which, and what to do.
+    /// The engine behind the broker lacks a feature that the worker needs; the log says which, and what to do.
     NotOffered,
     /// Its token or the broker's directory is wrong; the log says how to fix it.
     Unusable,
@@ -142,7 +142,7 @@ pub struct Supervisor {
     is_paused: bool,
 
     zygote: Option<Zygote>,
-    /// Time at which to start the next zygote, if there is none.
+    /// Earliest time to start the next zygote, if there is none.
     zygote_from: Option<Instant>,
     /// Number of consecutive zygotes that were lost before a job ended.
     zygotes_lost: u32,

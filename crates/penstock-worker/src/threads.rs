@@ -14,8 +14,8 @@ pub fn limit_arenas() {
 }
 
 /// Makes the C library's allocator return large blocks to the system when they are freed, unless the environment
-/// configures it. By default it raises the sizes from which it does so up to 32 MiB, once a block of that size was
-/// freed. `malloc_trim` skips the free end of all arenas but the main one: a supervisor kept 18 MB there.
+/// configures it. By default, freeing a large block raises the size from which it does so, up to 32 MiB. `malloc_trim`
+/// skips the free end of all arenas but the main one: a supervisor kept 18 MB there.
 pub fn return_large_blocks() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {

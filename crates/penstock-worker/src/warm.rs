@@ -1,12 +1,12 @@
-//! Pages that a job of single use is about to write to, copied before there is a job.
+//! Pages that an isolated job is about to write to, copied before there is a job.
 //!
-//! A fork shares its memory until it writes, and each first write to a page is a fault and a copy. With an app of 300 mapped
-//! classes and pandas, a job of 2.9 ms dirties 1,600 pages, mostly by counting references, and takes 7.6 ms in a fresh fork.
-//! Jobs of one app dirty much the same pages. So a process that has run one notes which, and one that waits for a job copies
-//! them while nobody waits for it.
+//! A fork shares its memory until it writes, and each first write to a page is a fault and a copy. With an app of 300
+//! mapped classes and pandas, a job of 2.9 ms dirties 1,600 pages, mostly by counting references, and takes 7.6 ms in a
+//! fresh fork. Jobs of one app dirty much the same pages. So a process that has run a job notes them, and a process that
+//! waits for a job copies them ahead of it.
 //!
-//! This saves time, but no work: copying the pages in advance takes a little more CPU than the faults. So only a process that
-//! is forked while half of the slots are idle does it.
+//! This saves time, but no work: copying the pages in advance takes a little more CPU than the faults. So only a process
+//! that is forked while half of the slots are idle does it.
 
 use std::fs::File;
 use std::io;
@@ -21,7 +21,8 @@ const HEAD_BYTES: usize = 64;
 const MAX_RUNS: usize = (LIST_BYTES - HEAD_BYTES) / size_of::<u64>();
 /// Most bytes that a waiting process copies for its job.
 const MAX_BYTES: u64 = 16 << 20;
-/// Most bytes of a mapping that is looked at: there are 8 bytes to read for each page of it. Larger ones are mostly empty.
+/// Maximum size of a mapping that is examined, since there are 8 bytes to read for each of its pages. Larger ones are
+/// mostly empty.
 const MAX_MAPPING_BYTES: usize = 4 << 30;
 /// An entry is the number of a run's first page times this, plus the number of its pages.
 const RUN_PAGES: u64 = 1 << 12;
@@ -32,8 +33,8 @@ const NOTED_OF: u32 = 256;
 
 /// Pages that jobs write to; shared by the zygote's children.
 ///
-/// There are two lists: one that children read, and one that is written meanwhile. Should a child read both in part, that
-/// does no harm: each entry names pages, and copying pages of its own memory changes no byte that a process sees.
+/// There are two lists: one that children read, and one that is being written. If a child reads a mixture of both, no
+/// harm is done: each entry names pages, and copying pages of its own memory changes no byte that a process sees.
 pub struct PageNotes {
     shared: Mapping,
 }
@@ -163,7 +164,7 @@ fn is_own(entry: u64) -> bool {
 fn copy(start: u64, len: u64) -> bool {
     /// From the kernel's `mman-common.h`, since Linux 5.14; not every C library knows it.
     const MADV_POPULATE_WRITE: i32 = 23;
-    // SAFETY: it changes no bytes. What is not mapped, or not to be written to, is refused.
+    // SAFETY: it changes no bytes. Unmapped or read-only memory is refused.
     unsafe { libc::madvise(start as *mut _, len as usize, MADV_POPULATE_WRITE) == 0 }
 }
 
@@ -195,7 +196,7 @@ mod tests {
     fn a_process_notes_the_pages_that_it_has_written_to_and_copying_changes_nothing() {
         let written = PageNotes::new().unwrap();
         let page = page_bytes();
-        // As large as no allocator has at hand: fresh memory, of which nothing was touched.
+        // Larger than any allocator keeps at hand, so the memory is fresh and untouched.
         let mut heap = vec![0_u8; 256 << 20];
         let start = heap.as_ptr().align_offset(page);
         heap[start + 8 * page] = 7;

@@ -162,7 +162,7 @@ impl Zygote {
                 if let Some(score) = &score {
                     write_score(score.as_bytes());
                 }
-                // Processes left behind by jobs come to it, not to another reaper on this machine.
+                // Orphans of jobs come to it, not to another reaper on this machine.
                 #[cfg(target_os = "linux")]
                 rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
                 end_with_parent(supervisor)

@@ -84,7 +84,7 @@ impl Outstanding {
         Given::Now(running)
     }
 
-    /// Gives a job that was ordered to stop no more time.
+    /// Allows no more time to a job that was ordered to stop.
     pub fn hasten(&mut self, place: usize, index: usize, now: Instant) {
         let ordered = self.packets[place]
             .as_mut()

@@ -174,7 +174,7 @@ impl Supervisor {
             );
         }
         if self.admission.held.insert(name) {
-            // Before its jobs go back, or the broker would send them again.
+            // This must precede the return of its jobs, or the broker would send them again.
             self.tell_tasks();
             self.trim_idle();
         }

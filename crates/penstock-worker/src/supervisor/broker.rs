@@ -45,8 +45,8 @@ impl Settlements {
         for delivery in deliveries {
             let outcome = match over(&delivery) {
                 None => Outcome::Returned,
-                // No worker has failed it yet. Reported as a crash it is counted, and does not run again where
-                // that is not allowed.
+                // No worker has failed it yet. Reporting it as a crash counts it, and prevents another run if that is
+                // not allowed.
                 Some(reason) => Outcome::Crashed { reason },
             };
             self.add(delivery, outcome);
@@ -100,7 +100,7 @@ pub(super) struct Burst {
     /// The broker knew this worker's tasks at the time of the query.
     is_subscribed: bool,
     ask_from: Instant,
-    /// Deliveries up to the query: if more came since, the answer is out of date.
+    /// Number of deliveries before the query: if more have come since, the answer is out of date.
     deliveries: u64,
 }
 
@@ -169,8 +169,8 @@ impl Burst {
     }
 }
 
-/// Whether the broker has nothing for this idle worker. Any lease that it counts is then of a job that is still
-/// on its way: its body may be read back slowly.
+/// Whether the broker has nothing for this idle worker. If it still counts a lease, that job is on its way: its body
+/// may be read back slowly.
 fn nothing_is_left(page: &StatusPage) -> bool {
     page.own_ready == 0 && page.own_leases == 0
 }
@@ -244,8 +244,8 @@ impl Supervisor {
         }
     }
 
-    /// Handles the loss of the broker: no job begins, because the broker may have given this worker's jobs to
-    /// others by then. Running jobs continue.
+    /// Handles the loss of the broker: no job begins, because the broker may already have given this worker's jobs to
+    /// others. Running jobs continue.
     fn begin_nothing(&mut self) {
         for place in self.outstanding.all_places() {
             self.take_back(place, PacketEnd::TakenBack);
@@ -333,8 +333,8 @@ impl Supervisor {
         }
     }
 
-    /// Tells the broker that this worker runs none of its tasks any more. It may stay for long, and people
-    /// should learn that jobs wait which no worker takes.
+    /// Informs the broker that this worker no longer runs any of its tasks. It may stay for a long time, and people
+    /// should learn of waiting jobs that no worker takes.
     pub(super) fn leave_tasks(&self) {
         let Some(broker) = &self.broker else {
             return;

@@ -246,7 +246,7 @@ impl Supervisor {
         self.recycling.forget();
         self.is_unfit |= self.has_been_resized;
         self.evicted.clear();
-        // All are dead. Jobs that had not begun are unaffected, and those that had have crashed.
+        // All are dead. Jobs that had not begun are unaffected, and begun ones have crashed.
         for place in self.outstanding.all_places() {
             for job in self.take_lost(place) {
                 self.settle_lost(job, Some(Blame::Guilty), &reason);
@@ -840,7 +840,7 @@ impl Supervisor {
             return;
         }
         let pool = &mut self.pools[child.pool];
-        // Believed only as far as it can be true.
+        // Trusted only as far as possible: a child can't have more slots.
         let slots = slots.min(child.slots);
         if matches!(child.life, Life::Alive { .. }) && !child.is_spent {
             pool.child_changed(child.serving, slots);
@@ -900,9 +900,9 @@ fn warn_of_unnamed(given: &[String], named: &[String]) {
     }
 }
 
-/// Number of consecutive deaths of children with one number, none of which had ended a job. From the third on,
-/// they are replaced after a tenth of a second. If no job is to blame, which would be given up in time, each
-/// pause doubles, up to 5 s.
+/// Returns the pause before a fork. `failures`: number of consecutive deaths of children with one number, none of which
+/// had ended a job. From the third on, they are replaced after a tenth of a second. If no job is to blame, which would
+/// be given up in time, each pause doubles, up to 5 s.
 fn pause_before_fork(failures: u32, ran_a_job: bool) -> Duration {
     match failures {
         0..3 => Duration::ZERO,

@@ -98,7 +98,7 @@ pub(super) fn room(
         more_places = more_places.saturating_add(most);
         if pool.lends_children() {
             more_children = more_children.saturating_add(most);
-            // A packet may wait for each child, in addition to the one that it has.
+            // A packet may wait for each child, in addition to its current one.
             more_places = more_places.saturating_add(most);
         }
     }
@@ -315,7 +315,7 @@ impl Supervisor {
             if !self.pools[pool].policy.has_turns() {
                 return;
             }
-            // Jobs that have not begun let them go first.
+            // Jobs that have not begun must give way to them.
             let unclaimed = self.outstanding.unclaimed(pool);
             if unclaimed.is_empty() {
                 match self.swap(pool) {
@@ -335,7 +335,7 @@ impl Supervisor {
         }
     }
 
-    /// Resumes a job in place of one that waits and had to keep its slot. False: there is no such pair.
+    /// Resumes a job in place of a waiting one that had to keep its slot. Returns false if there is no such pair.
     fn swap(&mut self, pool: usize) -> bool {
         let Some(turn) = self.pools[pool].policy.first_turn() else {
             return false;
@@ -505,8 +505,8 @@ impl Supervisor {
         pools.filter_map(at).min()
     }
 
-    /// Handles the exit of a process for single jobs: returns whether its number was that of a substitute that
-    /// is no longer needed.
+    /// Handles the exit of a process for single jobs. Returns whether its number was that of a substitute that is no
+    /// longer needed.
     pub(super) fn is_substitute_no_more(&mut self, number: u32) -> bool {
         let child = &mut self.children[number as usize];
         let pool = &mut self.pools[child.pool];

@@ -38,7 +38,7 @@ pub(super) struct ChildMemory {
     base: Figures,
     /// Own memory at the last check.
     pub(super) own: u64,
-    /// Whether it was asked to give freed memory back, because it has more than it may.
+    /// Whether it was asked to return freed memory, because it has more than its limit.
     is_trimmed: bool,
 }
 
@@ -86,7 +86,7 @@ pub(super) struct Peaks {
 
 #[derive(Debug, Default)]
 struct Peak {
-    /// Number of its jobs that could have been measured.
+    /// Number of its jobs that could be measured.
     jobs: u64,
     last: VecDeque<u64>,
     usual: u64,
@@ -260,7 +260,7 @@ impl Supervisor {
         self.look_at_base();
         self.look_at_held();
         let pause = LOOK_EVERY.max(LOOK_AT_CHILD * alive * 100);
-        // What the broker has not confirmed is still held, and worth giving back once it has.
+        // Settlements that the broker has not confirmed still hold memory, which is worth returning afterwards.
         let is_settling = self.inbox.unconfirmed() > 0;
         let is_busy = !self.outstanding.is_empty() || self.is_holding() || is_settling;
         self.memory.look_at = (any_trims || is_busy).then_some(now + pause);
@@ -269,9 +269,9 @@ impl Supervisor {
         }
     }
 
-    /// Has both threads of this process give freed memory back. The allocator keeps what was freed with the thread that
-    /// allocated it, and only that thread can return it. Deliveries are allocated by the driver's thread: after a million
-    /// jobs it kept 30 MB. That thread runs no code of this crate but answers, so it is asked something.
+    /// Makes both threads of this process return freed memory. The allocator keeps freed memory with the thread that
+    /// allocated it, and only that thread can return it. The driver's thread allocates deliveries: after a million jobs
+    /// it kept 30 MB. That thread runs code of this crate only for answers, so it gets a question.
     fn give_memory_back(&self) {
         let give_back = self.config.give_back;
         give_back();
@@ -295,8 +295,8 @@ impl Supervisor {
         self.memory.base = both.map(|figures| figures.anonymous).sum();
     }
 
-    /// Asks a child with too much own memory to give freed memory back, and has it replaced if it then still
-    /// has too much. Returns whether to check it again.
+    /// Asks a child with too much own memory to return freed memory, and has it replaced if it then still has too much.
+    /// Returns whether to check it again.
     fn hold_to_its_memory(&mut self, number: u32) -> bool {
         let Some(most) = self.memory.config.max_per_child else {
             return false;
@@ -324,7 +324,7 @@ impl Supervisor {
         true
     }
 
-    /// Makes idle children give back freed memory.
+    /// Makes idle children return freed memory.
     pub(super) fn trim_idle(&mut self) {
         for number in 0..self.children.len() as u32 {
             let child = &self.children[number as usize];
@@ -460,7 +460,7 @@ impl Supervisor {
             return death.reason.clone();
         }
         let usual = self.memory.peaks.usual(task);
-        // The peak was reset when the job began, and the process's memory by then is not the job's.
+        // The peak was reset when the job began; memory that the process had before is not the job's.
         let before = measured.map_or(0, |measured| {
             let child = &self.children[measured.child as usize];
             let own = measured.at_begin.anonymous;

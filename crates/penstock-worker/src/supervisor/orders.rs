@@ -26,8 +26,8 @@ use crate::order::Order;
 use crate::outstanding::{Given, RunningAt};
 use crate::policy::TaskIndex;
 
-/// Header that tells a child to fail a job instead of running it, because its limit has passed; the value says
-/// why. It never leaves this worker.
+/// Header that makes a child fail a job instead of running it, because its limit has passed; the value says why. It
+/// never leaves this worker.
 pub(super) const OVER: &str = "penstock.over";
 
 /// Interval of checking an evicted child.
@@ -174,7 +174,7 @@ impl Supervisor {
         }
     }
 
-    /// Describes for people what a condemned job did not do.
+    /// Describes for people what went wrong with a condemned job.
     fn why(&self, delivery: &Delivery, place: usize) -> String {
         let grace = self.config.kill_grace.as_secs_f32();
         let task = &delivery.message.task;
@@ -232,8 +232,7 @@ impl Supervisor {
         self.evicted.retain(|evicted| evicted.number != number);
     }
 
-    /// Returns the condemned job at a place, if it is still running: its pool, its order, and what it did not
-    /// do.
+    /// Returns the condemned job at a place, if it is still running: its pool, its order, and what went wrong.
     pub(super) fn why_condemned(&self, place: usize) -> Option<Condemned> {
         let running = self.outstanding.running(place)?;
         let (index, order) = self.outstanding.condemned(place)?;

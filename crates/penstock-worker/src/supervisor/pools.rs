@@ -14,7 +14,7 @@ use crate::zygote::LoadedTask;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Layout {
     pub(super) config: PoolConfig,
-    /// Pool for those of its jobs that must not share a process.
+    /// Pool for its jobs that must not share a process.
     alone: Option<usize>,
     /// Whether it is such a pool.
     is_alone: bool,
@@ -260,7 +260,7 @@ impl Pool {
     }
 
     pub(super) fn count_slots(&mut self) {
-        // Single-use slots are as many as jobs may run at once, however many processes wait for these.
+        // For single-use slots, count how many jobs may run at once, not how many processes wait for them.
         if self.is_single_use() {
             return;
         }
@@ -288,7 +288,7 @@ impl Pool {
         self.closing += packets;
     }
 
-    /// Notes that this many of these have ended, or were lost.
+    /// Notes that this many packets of closing processes have ended, or were lost.
     pub(super) fn closing_ended(&mut self, packets: usize) {
         self.closing -= packets;
         self.count_slots();

@@ -24,8 +24,8 @@ use crate::config::{MAX_PLACES, MAX_PROCESSES, RecycleConfig};
 use crate::memory::in_words;
 use crate::policy::PacketEnd;
 
-/// Replacing processes takes at most one part in this many of the processors' time. If jobs are so quick that
-/// it would take more, a process runs more jobs than configured.
+/// Replacing processes takes at most one part in this many of the processors' time. If the jobs are so quick that it
+/// would take more, a process runs more jobs than configured.
 const PART_OF_TIME: u32 = 50;
 /// Cost of a successor, in forks: its pages are copied when it writes to them, and the old process must exit.
 const FORKS_EACH: u32 = 4;
@@ -101,9 +101,8 @@ pub(super) struct Recycling {
     processors: u32,
 }
 
-/// Returns the number of children beyond those of the pools, and places for their packets. One is for
-/// recycling. Where processes have several slots, there is one more for each two of them that are evicted, as
-/// far as there is room.
+/// Returns the number of children beyond those of the pools, and places for their packets. One is for recycling. If
+/// processes have several slots, there is one more for each two of them that are evicted, as far as there is room.
 pub(super) fn spares(layout: &[Layout]) -> (u32, u32) {
     let children: u32 = layout.iter().map(Layout::children).sum();
     let places = layout.iter();
@@ -297,8 +296,8 @@ impl Supervisor {
         Some(spare as u32)
     }
 
-    /// Closes a process that can no longer serve, and starts its successor. False: too many are closed already,
-    /// and this one is left as it is.
+    /// Closes a process that can no longer serve, and starts its successor. Returns false, and leaves the process as it
+    /// is, if too many are closed already.
     pub(super) fn evict(&mut self, number: u32, now: Instant) -> bool {
         let child = &self.children[number as usize];
         let is_serving = matches!(child.life, Life::Alive { .. }) && child.closing.is_none();

@@ -165,7 +165,7 @@ impl Supervisor {
         });
         let lasting: Vec<usize> = lasting.map(|(number, _)| number).collect();
         for _ in lasting.len()..wanted {
-            // If none is left, closing ones will become free.
+            // If none is left, closing children will become free.
             let mut children = self.children.iter_mut();
             if let Some(child) = children.find(|child| matches!(child.life, Life::Spare)) {
                 (child.pool, child.failures) = (pool, 0);
