@@ -1,4 +1,4 @@
-"""A broker whose engine lacks something: a real one, behind somebody who takes it out of its welcome."""
+"""A broker whose engine lacks a feature: a real one, behind a relay that removes the feature from its welcome."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def within(field: int, message: bytes) -> bytes:
 
 
 class Lesser:
-    """Listens at a socket of its own and carries what clients and the broker of a project say."""
+    """Listens at its own socket and relays the frames between clients and a project's broker."""
 
     def __init__(self, broker: Path, listens_at: Path, lacks: Lacking) -> None:
         self.url = f"unix:{listens_at}"

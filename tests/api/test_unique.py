@@ -142,7 +142,7 @@ def test_an_idempotency_key_is_kept_for_a_day_and_so_is_the_result(app):
         job = once.delay(500)
         calls.run_until_idle()
         move_clock(app, timedelta(hours=23))
-        # Whatever the arguments are.
+        # The arguments make no difference.
         again = once.delay(600)
         assert (again.created, again, again.result()) == (False, job, 500)
         assert charge.options(idempotency_key="order-8").delay(500).created

@@ -56,7 +56,7 @@ def main() -> None:
     name, threads, seed = sys.argv[1], int(sys.argv[2]), sys.argv[3]
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    # Shows where a test hangs that waits in vain.
+    # Shows where a hanging test waits.
     faulthandler.register(signal.SIGUSR1)
 
     def work(index: int) -> None:

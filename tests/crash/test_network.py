@@ -88,7 +88,7 @@ def test_every_call_ends_in_time_whatever_the_network_does(project: Project, wea
         client.wait_for_output("in time:" if weather != LONG_DELAY else "\n")
         proxy.weather = Weather()
         proxy.cut()
-        # It recovers by itself.
+        # It recovers without help.
         accepted = client.output.count("accepted")
         for _ in range(60):
             ended = client.output.count("\n")

@@ -14,7 +14,7 @@ pub trait Dial: Send + Sync {
     fn dial(&self, give_up_at: Instant, start: BrokerStart) -> Result<OwnedFd, DialError>;
 }
 
-/// Whether a missing broker may be started, where a client can do that.
+/// Whether a missing broker may be started, if a client can do that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BrokerStart {
     /// Don't start one: the broker was stopped cleanly, and no caller has asked for anything since.

@@ -96,7 +96,7 @@ impl SessionEvent {
 pub enum LinkEnd {
     /// A retry may succeed.
     Lost(String),
-    /// No retry will succeed until somebody fixes something.
+    /// No retry will succeed until somebody fixes the cause.
     Hopeless(ErrorKind, String),
 }
 
@@ -186,9 +186,9 @@ pub struct DriverSession {
     max_frame_bytes: usize,
     last_received: Instant,
     last_sent: Instant,
-    /// Whether the broker said that it was asked to stop, and no other has been there since.
+    /// Whether the broker said that it was asked to stop, and no other has run there since.
     stopped: bool,
-    /// Whether this session asked it to stop, to start one of its own version.
+    /// Whether this session asked the broker to stop, to start one of its own version.
     takes_over: bool,
     /// Protocol version in use with this broker.
     version: u32,
@@ -460,7 +460,7 @@ impl DriverSession {
         self.notices.drain(..).collect()
     }
 
-    /// Returns why there is no connection, if there is none.
+    /// Returns the reason why there is no connection, if there is none.
     pub fn trouble(&self) -> Option<String> {
         let broker = &self.config.broker;
         match (&self.link, &self.down_because) {
@@ -580,7 +580,7 @@ impl DriverSession {
         self.out.clear();
     }
 
-    /// Ends all calls and notifies all watchers: no broker is available until somebody fixes something.
+    /// Ends all calls and notifies all watchers: no broker is available until somebody fixes the cause.
     pub fn fail_all(&mut self, error: &DriverError) {
         let mut ids: Vec<CallId> = self.calls.keys().copied().collect();
         ids.sort_unstable();

@@ -11,7 +11,7 @@ use crate::format::RecordHeader;
 /// Minimum bytes of journal between two marks, except for marks that are always set.
 const SPACING_BYTES: u64 = 64 << 10;
 
-/// Offset in a segment where a record, or a part of one, begins.
+/// Offset in a segment at which a record, or a part of one, begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RecordMark {
     pub position: u64,
@@ -56,7 +56,7 @@ impl Spacing {
     }
 }
 
-/// Locations of some bytes of one record. Made by [`crate::Journal::reads`], carried out by
+/// Locations of some bytes of one record. Returned by [`crate::Journal::reads`], used by
 /// [`crate::JournalReader::read`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReadAt {

@@ -1,6 +1,6 @@
 //! Replaces a damaged journal with a sound one, and keeps the damaged files.
 //!
-//! The sound journal is written to a directory of its own (`repaired.partial`, then `repaired`) and read back before
+//! The sound journal is written to a separate directory (`repaired.partial`, then `repaired`) and read back before
 //! anything is changed. Its segments have higher numbers than the damaged ones. Then files are moved, in an order in
 //! which no intermediate state looks like a good journal:
 //!
@@ -11,7 +11,7 @@
 //!
 //! An interrupted repair is continued by the next one.
 //!
-//! Segments with swapped names are no damage: before anything else they get their own names back.
+//! Segments with swapped names are not damage: their own names are restored before anything else.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

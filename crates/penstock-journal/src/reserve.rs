@@ -14,7 +14,7 @@ const RESERVE: &str = "room.reserve";
 /// Bytes written at a time.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// Removes the reserve if there is one; returns whether that made room.
+/// Removes the reserve if there is one. Returns whether that made room.
 pub(crate) fn give_up_reserve<S: Storage>(storage: &S) -> io::Result<bool> {
     match storage.remove(RESERVE) {
         // The blocks are free once the removal is on disk.

@@ -1,9 +1,9 @@
 //! Simulated disk that forgets: a power cut as a struct.
 //!
-//! Each file has its *durable* bytes, the writes since (*pending*), and what a reader sees (*cached*). A crash keeps,
-//! for each sector of each file separately, a random one of the versions since the last sync. The same holds for the
-//! file's length and for each entry of the directory. Nothing here is likelier than on a real disk, only quicker to
-//! meet.
+//! Each file has its *durable* bytes, the writes since (*pending*), and the bytes that a reader sees (*cached*). A crash
+//! keeps, for each sector of each file separately, a random one of the versions since the last sync. The same holds for
+//! the file's length and for each entry of the directory. Nothing here is likelier than on a real disk; it only happens
+//! sooner.
 
 mod leftovers;
 
@@ -73,7 +73,7 @@ pub struct SimStorage {
 #[derive(Clone, Default)]
 struct Disk {
     files: Vec<Inode>,
-    /// Free indices in `files` for new ones: a run may drop many thousands of segments.
+    /// Free indices in `files`, to be reused: a run may drop many thousands of segments.
     unused: BTreeSet<usize>,
     /// Entries as a process sees them, and as they would be found after a power cut.
     directory: BTreeMap<String, usize>,
@@ -441,7 +441,7 @@ pub struct SimFile {
 
 impl Drop for SimFile {
     fn drop(&mut self) {
-        // A process that has died holds none any more.
+        // A dead process no longer holds any lock.
         if let Ok(mut disk) = self.storage.live() {
             let file = &mut disk.files[self.file];
             file.handles = file.handles.saturating_sub(1);

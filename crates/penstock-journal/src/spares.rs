@@ -24,8 +24,8 @@ const HARDLY_USED_BYTES: u64 = 64 << 10;
 /// Bytes written at a time to fill a file.
 const FILL_BYTES: u64 = 1 << 20;
 
-/// Levels of [`Space`] by the number of reserves that are used up: each one more stops one more kind of work, so that
-/// work which frees space can go on longest. Reclaiming never stops.
+/// Levels of [`Space`] by the number of reserves that are used up: each level stops one more kind of work, so that work
+/// which frees space can continue longest. Reclaiming never stops.
 const LEVELS: [Space; 4] = [
     Space::Plenty,
     Space::NoPublishes,
@@ -338,7 +338,8 @@ impl<S: Storage> Spares<S> {
     }
 
     /// Handles a batch that found no room although its file already has the length. Only the file system knows what it
-    /// needs. From now on new work is refused, and the reserve is removed, then spares; returns whether that made room.
+    /// needs. From now on new work is refused, and first the reserve, then spares are removed. Returns whether that
+    /// made room.
     pub fn ran_out(&self) -> bool {
         let spent = self.shared.change(|state| {
             state.is_full = true;

@@ -86,8 +86,8 @@ pub(crate) struct Chain {
 
 impl Chain {
     /// Returns the header of the next batch. The watermark and the link to the previous batch are set here, at the
-    /// moment of writing, and not when the batch was built. Only so does the watermark name every batch that a confirm
-    /// may rely on.
+    /// moment of writing, not when the batch was built. Otherwise the watermark would not name every batch on which a
+    /// confirm may rely.
     pub fn link(&mut self, batch: &Batch, durable_through: u64) -> [u8; BatchHeader::BYTES] {
         assert_eq!(batch.sequence, self.sequence + 1, "a batch is out of order");
         let mut header = BatchHeader {
@@ -207,7 +207,7 @@ impl<S: Storage> Writer<S> {
         self.spares.clone()
     }
 
-    /// Makes a reader of records, for a thread of its own.
+    /// Creates a reader of records, for use on a separate thread.
     pub fn reader(&self) -> JournalReader<S> {
         let dropped_through = self.dropped_through.clone();
         JournalReader::new(self.storage.clone(), self.chain.journal_id, dropped_through)

@@ -135,7 +135,7 @@ enum Lifecycle {
     Failed { until_ms: u64 },
 }
 
-/// Tells a record that this program does not know from a damaged one.
+/// Distinguishes a record that this program does not know from a damaged one.
 fn not_replayed(error: ReplayError) -> NotReplayed {
     let text = error.to_string();
     match error {
@@ -537,8 +537,8 @@ impl Engine {
 
     // Internals: time.
 
-    /// Excuses clients' silence after a stall: a process that was stopped or starved of CPU has not read. Nor has one
-    /// that stops reading because its disk is slow.
+    /// Excuses clients' silence after a stall: a stopped process, or one starved of CPU, has not read its sockets. Nor
+    /// has one that stops reading because its disk is slow.
     fn excuse_silence_after_stall(&mut self) {
         let now_ms = self.now.mono_ms;
         let promised_ms = self.promised_ms.take().unwrap_or(now_ms);
@@ -591,7 +591,7 @@ impl Engine {
                 DueAction::NoHello => {
                     self.close(conn, Why::Protocol, "no hello arrived in time".to_owned());
                 }
-                // It is the broker that doesn't read, not the client that is silent.
+                // The client is not silent: the broker does not read.
                 DueAction::Silent { .. } if connection.is_blocked() => {
                     connection.excuse_silence(now_ms, u64::MAX);
                 }

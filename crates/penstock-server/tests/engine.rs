@@ -191,7 +191,7 @@ fn a_worker_with_thousands_of_leases_keeps_them_all() {
     assert_eq!(welcome.leases.len(), JOBS as usize);
 }
 
-// A client that breaks the protocol harms nobody else.
+// A client that breaks the protocol does not affect others.
 
 #[test]
 fn a_client_that_breaks_the_protocol_is_told_why_and_another_goes_on() {
@@ -298,7 +298,7 @@ fn garbage_after_good_frames_does_not_undo_them() {
 
 #[test]
 fn a_confirm_waits_for_as_much_as_was_asked() {
-    /// Returns when it is confirmed: before the write, between write and sync, or after the sync.
+    /// Checks when a commit is confirmed: before the write, between write and sync, or after the sync.
     fn check(durability: Durability, expected: [bool; 3]) {
         let mut world = EngineWorld::new();
         let client = world.join(1);

@@ -55,7 +55,7 @@ class shield:
         if slot is not None:
             slot.shield()
             try:
-                # An exception already sent to this thread arrives here at the latest, and not in the block.
+                # An exception that was already sent to this thread arrives here at the latest, not in the block.
                 self._slot = slot
             except BaseException:
                 slot.unshield()

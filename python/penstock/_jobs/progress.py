@@ -92,7 +92,7 @@ class _Until:
 
 
 def changes(job: "Job[Any]", limit_s: float | None) -> Iterator[Progress | None]:
-    """Yield what a job reports until its end, and None each time that there is nothing new."""
+    """Yield the progress reports of a job until its end, and None each time that there is nothing new."""
     until, before = _Until(limit_s), None
     connection = job._app._connected()
     has_ended = False

@@ -67,16 +67,16 @@ def run_in_process(apps: list[App], worker: str, link: ChildLink, fork: Fork, wr
     if fork.warm:
         written.copy()
     if not fork.once:
-        # From now on it takes jobs: one that it replaces may go.
+        # From now on this process takes jobs, so the one that it replaces may close.
         link.serve(1)
-    # As little as can be between two jobs: this loop is most of what a short one costs.
+    # As little as possible happens between two jobs: this loop is most of the cost of a short job.
     for job in islice(slot, 1) if fork.once else slot:
         if finish(*run(job)):
             finish(*runner.overrule(job, slot))
         if runner.is_unsound:
             # Its jobs would fail one after another, with errors that are not theirs.
             raise RuntimeError(UNSOUND)
-    # Of the outcome of a last job the supervisor hears now, and not when all else has ended.
+    # The supervisor learns the outcome of a last job now, not when everything else has ended.
     link.flush()
     if fork.once:
         written.job_ended()

@@ -69,7 +69,7 @@ class Loop:
             self._serve(loop.create_task(self._start()))
             signal.signal(signal.SIGURG, self._on_signal)
             if not self._once:
-                # From now on it takes jobs: one that it replaces may go.
+                # From now on this process takes jobs, so the one that it replaces may close.
                 self._link.serve(self._count)
             watch = Watch(loop, Runner.run_on_loop)
             self._read()

@@ -50,7 +50,7 @@ _KEEP_SPARE_S = 5.0
 # Delay after a failed `on_slot_start`. It doubles each time.
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
-# Interval of waking a thread at the socket, once there are no more jobs, until it has ended.
+# Interval of waking a thread at the socket, once there are no more jobs, until the thread has ended.
 _NUDGE_EVERY_S = 0.05
 
 
@@ -82,8 +82,8 @@ class Threads:
         ends = self._link.begin_threads(self._count + (0 if self._once else _MOST_MORE))
         work, left, starts = self._link.fileno(), self._left, self._starts
         interrupts.slot_of = lambda job_id: getattr(_own, "slot", None)
-        # A signal that interrupts a thread which waits at the socket; and, here, tells of orders, or that the
-        # supervisor asks for something.
+        # This signal interrupts a thread that waits at the socket. In this thread, it reports orders and requests of
+        # the supervisor.
         signal.signal(signal.SIGURG, wake)
         bell, ringer = socket.socketpair()
         for each in (bell, ringer):
@@ -96,7 +96,7 @@ class Threads:
                 else:
                     starts[number] = time.monotonic() + self._slots[number].pause_s
             if self._serving is None and not starts:
-                # From now on it takes jobs: one that it replaces may go.
+                # From now on this process takes jobs, so the one that it replaces may close.
                 self._report_serving(self._count)
             sources: list[int | socket.socket] = [ends, bell]
             due = list(starts.values())
@@ -202,7 +202,7 @@ class Threads:
 class _Slot:
     def __init__(self, number: int, threads: Threads) -> None:
         self.number = number
-        # Whether it ended in order, because there are no more jobs.
+        # Whether it ended normally, because there are no more jobs.
         self.is_over = False
         # Delay before the next thread, because this one could not start.
         self.pause_s = 0.0

@@ -204,7 +204,7 @@ class Zygote:
             while True:
                 ready = [descriptor for descriptor, _ in poll.poll()]
                 if bell.fileno() in ready:
-                    # What it leaves there makes it ready again.
+                    # Whatever this leaves in the socket makes it ready again.
                     bell.recv(4096)
                     self._report_deaths()
                 if self._control.fileno() in ready:

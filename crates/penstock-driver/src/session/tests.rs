@@ -1216,7 +1216,7 @@ fn several_consumers_are_told_of_apart_and_again_after_a_reconnect() {
     };
     bench.session.consume(again, Arc::clone(&hands));
     assert_eq!(bench.sent(), "consume/1  +1");
-    // A change of its tasks gives it no credit.
+    // A change of its tasks adds no credit.
     bench.session.stop_consumer(1);
     let other = Consume {
         consumer: 1,

@@ -1,4 +1,4 @@
-//! Journals that were closed in order: no loss is silent, whichever page goes bad or file disappears.
+//! Journals that were closed cleanly: no loss is silent, whichever page goes bad or file disappears.
 
 use penstock_journal::sim::SimStorage;
 use penstock_journal::{JournalOptions, OpenError, RecoveryReport, Storage, fsck};

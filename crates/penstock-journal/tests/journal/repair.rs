@@ -47,7 +47,7 @@ fn golden() -> (TempDir, Files, ReplayedRecords) {
 
 impl User<DiskStorage> {
     fn reopen_in(&mut self, root: &TempDir) {
-        // The lock goes with the old directory.
+        // The lock disappears with the old directory.
         let other = directory();
         self.reopen(&storage(&other)).unwrap();
         self.reopen(&storage(root)).unwrap();

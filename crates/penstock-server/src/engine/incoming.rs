@@ -105,7 +105,7 @@ impl Engine {
             };
             self.send_frame(conn, &pong);
         }
-        // Last, whatever other fields the frame has.
+        // This comes last, whatever other fields the frame has.
         if frame.goodbye {
             self.end_connection(conn, true);
         }
@@ -300,7 +300,7 @@ fn check_hello(
     peer: Peer,
     token: Option<&Token>,
 ) -> Result<u32, RefusedFrame> {
-    // A client that must present a token is never admitted where there is none.
+    // A client that must present a token is never admitted if the broker has none.
     let may_enter = peer == Peer::Trusted || token.is_some_and(|token| token.is(&hello.token));
     if !may_enter {
         return Err(RefusedFrame {

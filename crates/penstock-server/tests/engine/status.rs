@@ -171,8 +171,8 @@ fn workers_that_serve_a_thousand_long_names_each_are_told_page_by_page_too() {
     assert_eq!((own.status.queues.len(), own.next), (1_024, None));
 }
 
-/// Checks leases of unread bodies: a worker would take such a queue for an empty one, since nothing waits and nothing
-/// has come.
+/// Checks leases of unread bodies: without them a worker would take such a queue for an empty one, since nothing waits
+/// and nothing has arrived.
 #[test]
 fn a_job_whose_body_is_still_being_read_counts_as_a_lease_of_who_asks() {
     let mut world = EngineWorld::with(SimStorage::new(), |options| {

@@ -220,7 +220,7 @@ fn an_operation_and_a_question_of_2_are_not_sent_to_a_broker_of_1() {
     );
 }
 
-/// A broker that speaks version 2 with us may still add fields of its own.
+/// A broker that speaks version 2 to this client may still add its own fields.
 #[test]
 fn what_a_broker_of_3_says_beyond_version_2_is_passed_over() {
     let mut bench = SessionBench::connected();
