@@ -172,7 +172,7 @@ fn path_error_code(error: &std::io::Error) -> u8 {
     }
 }
 
-/// Whether a path or a permission is wrong and stays wrong until somebody changes it.
+/// Whether a path or a permission is wrong, and stays wrong until somebody changes it.
 fn is_wrong_path(error: &std::io::Error) -> bool {
     use std::io::ErrorKind as Kind;
     matches!(
@@ -211,7 +211,7 @@ mod tests {
         check(Errno::ACCESS.into(), UNUSABLE, true);
         check(Errno::NOSPC.into(), DISK_FAILED, false);
         check(Errno::NOTDIR.into(), UNUSABLE, false);
-        // What penstock itself refuses, it explains.
+        // Penstock explains its own refusals.
         let refused = Error::new(ErrorKind::PermissionDenied, "others may write there");
         check(refused, UNUSABLE, false);
     }

@@ -45,7 +45,7 @@ pub struct LocalPaths {
     /// Absolute path of the directory, without symbolic links.
     pub directory: PathBuf,
     pub socket: PathBuf,
-    /// Socket on which the broker listens while the disk has no room for the other one.
+    /// Socket on which the broker listens while the disk has no room for the regular one.
     pub spare_socket: PathBuf,
     pub lock: PathBuf,
     pub log: PathBuf,
@@ -215,8 +215,8 @@ pub fn open_own(mut options: fs::OpenOptions, path: &Path) -> io::Result<fs::Fil
     })
 }
 
-/// Returns the directory of a relative PATH: where one of our brokers is already, here or further up; otherwise the top
-/// of the project. So parts of a project with marks of their own share the broker that was there first.
+/// Returns the directory of a relative PATH: the one that already has a broker of this user, here or further up;
+/// otherwise the top of the project. So parts of a project with their own marks share the broker that was there first.
 fn base_directory<'a>(from: &'a Path, path: &Path, home: Option<&Path>) -> &'a Path {
     from.ancestors()
         // A broker once started in the home directory is not for every project below it.

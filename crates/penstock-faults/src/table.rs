@@ -1,7 +1,7 @@
 //! The bugs that can be planted, each with the promise that it breaks; and the points that the
 //! simulator makes frequent.
 
-/// A bug, for the simulator to catch, or for tests where it does not reach.
+/// Bug for the simulator to catch, or for tests where the simulator does not reach.
 #[derive(Clone, Copy, Debug)]
 pub struct Plant {
     pub name: &'static str,
@@ -13,7 +13,7 @@ pub struct Plant {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finder {
     Simulator,
-    /// Tests of the worker: what a supervisor shares with its children in memory is not simulated.
+    /// Tests of the worker: the memory that a supervisor shares with its children is not simulated.
     Worker,
     /// Broker scripts drawn at random, and the simulator: each must find the bug on its own.
     Both,

@@ -81,7 +81,7 @@ fn hear<T: Heard + PartialEq + Clone + std::fmt::Debug>(
     }
 }
 
-/// Checks that a message is read the same when it is sent again.
+/// Checks that a message reads the same after it is sent again.
 fn check_meaning<T: Heard + PartialEq + Clone + std::fmt::Debug>(
     message: T,
     meaning: fn(T) -> Option<T>,

@@ -45,9 +45,9 @@ fn a_header_whose_numbers_no_journal_comes_to_is_damage() {
     penstock_hostile::journal(&fs::read(found).expect("it is kept"));
 }
 
-/// A batch with a correct checksum named as synced a position that was written after it, or never. An opening
-/// believed it, counted nothing as left to write again, and began the next segment at the wrong batch. No later
-/// opening succeeded. Such a batch now counts as damage.
+/// A batch with a correct checksum named a position as synced that was written after it, or never. An opening trusted
+/// it, counted nothing as left to write again, and began the next segment at the wrong batch. No later opening
+/// succeeded. Such a batch now counts as damage.
 #[test]
 fn a_batch_that_names_as_synced_what_was_not_written_is_damage() {
     let found = "../../fuzz/corpus/journal/a-batch-that-names-as-synced-what-was-not-written";

@@ -2,14 +2,14 @@
 //!
 //! ```text
 //!     succeeded    Ack, Put(result)
-//!     replaced     Replace, and the steps that take the job's place
-//!     spawned      as succeeded, and steps of their own
+//!     replaced     Replace, and the steps that replace the job
+//!     spawned      as succeeded, and separate steps
 //!     retry        Move(attempt + 1, note, due)
 //!     deferred     Move(note, due): nothing is counted
 //!     cancelled    Release(returned): the broker, which has asked for it, ends the job
-//!     failed       Fail(error, note, why): the broker keeps the job, for people to look into
-//!     crashed      Release(crashed): the engine counts it, and fails the job when it was one too many
-//!     suspected    Release(suspected): the same, counted for itself; and the job runs alone next
+//!     failed       Fail(error, note, why): the broker keeps the job, for people to inspect
+//!     crashed      Release(crashed): the engine counts it, and fails the job after too many
+//!     suspected    Release(suspected): the same, counted separately; and the job runs alone next
 //!     returned     Release(returned): nothing is counted
 //! ```
 //!
@@ -79,7 +79,7 @@ pub enum Outcome {
         steps: Vec<Op>,
         cost_us: u64,
     },
-    /// The job raised and is to run again. `note`: the encoded error.
+    /// The job raised and will run again. `note`: the encoded error.
     Retry {
         delay_ms: u64,
         note: Bytes,
@@ -221,8 +221,8 @@ pub fn blame(begun: usize, is_named: Option<bool>) -> Option<Blame> {
     }
 }
 
-/// Returns the job that is guilty of its process's death from lack of memory, judged by the usual peak of each task:
-/// the one that usually needs at least twice as much as any other. `None`: unknown.
+/// Returns the job that is guilty of its process's out-of-memory death, judged by the usual peak of each task: the one
+/// that usually needs at least twice as much as any other. `None`: unknown.
 pub fn guilty_of_memory(peaks: &[Option<u64>]) -> Option<usize> {
     let known: Vec<u64> = peaks.iter().copied().collect::<Option<_>>()?;
     let (guilty, most) = known.iter().enumerate().max_by_key(|(_, peak)| **peak)?;
@@ -280,7 +280,7 @@ pub enum CrashEnd {
         suspects: u8,
         delay_ms: u64,
     },
-    /// The crash was one too many. It is counted in any case.
+    /// The job has crashed too often. The crash is counted in any case.
     Failed { crashes: u8 },
 }
 

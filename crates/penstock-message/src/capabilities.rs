@@ -1,11 +1,11 @@
-//! Capabilities of an engine, as it states them.
+//! Capabilities of an engine, as it declares them.
 //!
 //! Engines differ: a broker in memory keeps nothing, others have no joins or only coarse delays. Clients and workers
-//! check before they rely on a feature, and a missing one is always the same error, [`NotOffered`].
+//! check before they rely on a feature, and a missing feature is always the same error, [`NotOffered`].
 //!
 //! ```text
-//!     Features::of(&tx)                    what a transaction needs
-//!     capabilities.lacks(&tx, durability)  the first of it that the engine has not
+//! Features::of(&tx)                    the features that a transaction needs
+//! capabilities.lacks(&tx, durability)  the first of them that the engine lacks
 //! ```
 
 use std::borrow::Cow;
@@ -35,16 +35,16 @@ pub struct Capabilities {
     /// Precision of delays; `None`: there are none.
     pub delays: Option<Duration>,
     pub priorities: Priorities,
-    /// Whether a message that is handed back goes on from its old place.
+    /// Whether a message that is returned takes its old place.
     pub keeps_place: bool,
     /// Results.
     pub values: bool,
     /// Keys named by users: guards, locks, publishing under a key.
     pub keys: bool,
     pub joins: bool,
-    /// The most members that a join can have; 0: there are no joins.
+    /// Maximum number of members of a join; 0: there are no joins.
     pub max_group: u32,
-    /// Whether a result that is on its way can be told from one that will never come.
+    /// Whether a result that is on its way can be distinguished from one that will never come.
     pub pending: bool,
     pub purge: bool,
     pub pause: bool,
@@ -104,7 +104,7 @@ pub enum Settlement {
     OneStep,
 }
 
-/// Time for which an engine recognizes a transaction that is sent again.
+/// Time for which an engine recognizes a resent transaction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Dedupe {
     #[default]
@@ -129,7 +129,7 @@ pub enum Priorities {
     None,
     /// Higher levels are preferred, not always first.
     Levels(u8),
-    /// The highest of this many levels goes first, always.
+    /// The highest of this many levels always goes first.
     Strict(u8),
 }
 

@@ -14,7 +14,7 @@ pub struct Message {
     /// Name of the task. Messages of one task form a flow; flows of one priority share fairly.
     pub task: String,
     pub priority: u8,
-    /// Time after which the message is no longer worth starting. It then ends as `expired`.
+    /// Time at which the message expires: it is then no longer worth starting, and ends as `expired`.
     pub expires_at: Option<Due>,
     /// Time for which the result is kept; `None`: nobody reads it, so none is stored.
     pub result_ttl_ms: Option<u64>,
@@ -90,7 +90,7 @@ impl Extras {
 pub struct ReleaseTimes {
     /// Time before which it does not start; `AfterMs` counts from its release.
     pub due: Option<Due>,
-    /// Time after its release at which it is no longer worth starting.
+    /// Time after its release at which it expires.
     pub expires_after_ms: Option<u64>,
 }
 

@@ -32,7 +32,7 @@ pub enum Query {
     /// Moves the broker's clock forward. Only a double for tests lets clients do that.
     SetClock {
         forward_ms: u64,
-        /// Whether to pass the times of schedules and delayed jobs one by one, and stop where there is a job to run, or
+        /// Whether to pass the times of schedules and delayed jobs one by one, and stop if there is a job to run, or
         /// after many. The answer states the new time.
         by_schedules: bool,
     },
@@ -72,7 +72,7 @@ pub struct StatusQuery {
 }
 
 impl StatusQuery {
-    /// Asks for these queues. One answer is enough: a worker serves at most as many queues as a page has.
+    /// Queries these queues. One answer is enough: a worker serves at most as many queues as a page has.
     pub fn of_queues(queues: Vec<String>) -> Self {
         Self {
             queues,

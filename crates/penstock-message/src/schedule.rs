@@ -110,7 +110,7 @@ pub struct SchedulePlan {
     pub message: Message,
 }
 
-/// Times of a schedule, and what becomes of them: all of a [`SchedulePlan`] but its job.
+/// Times of a schedule and their policies: a whole [`SchedulePlan`] without its job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScheduleTimes {
     pub timing: ScheduleTiming,
@@ -275,6 +275,6 @@ pub struct ScheduleTally {
     pub fired: u64,
     /// Times that had none because of an earlier job, or because the queue was full.
     pub skipped: u64,
-    /// Times that came while no broker ran, and were not caught up with.
+    /// Times that passed while no broker ran, and were not caught up on.
     pub missed: u64,
 }

@@ -40,7 +40,7 @@ pub enum Op {
         lease: Lease,
         reason: ReleaseReason,
     },
-    /// Gives the same message, with the same body, a new place: for a retry, for example. A guard, like `Ack`.
+    /// Assigns a new place to the same message, with the same body: for a retry, for example. A guard, like `Ack`.
     Move {
         lease: Lease,
         /// Target queue; `None`: the queue it came from.
@@ -54,7 +54,7 @@ pub enum Op {
         queues: Vec<String>,
         message: Message,
         due: Option<Due>,
-        /// Key that the message is to own. If the key exists, the claim decides about the operation.
+        /// Key that the message will own. If the key exists, the claim decides about the operation.
         unless_key: Option<Box<Claim>>,
     },
     Put {
@@ -75,7 +75,7 @@ pub enum Op {
     /// Holds messages back until the members of a join have ended.
     Hold(Hold),
     /// Makes a workflow known by name: the broker counts its jobs and lists it. Its jobs name it in
-    /// [`Extras::workflow`](crate::Extras). Ignored where the workflow is known already.
+    /// [`Extras::workflow`](crate::Extras). Ignored if the workflow is known already.
     Open(Open),
     /// Completes the members of an unsealed join. Refused unless exactly the members `0..count` have come.
     Seal {
@@ -161,7 +161,7 @@ impl Op {
     }
 }
 
-/// Key that a message is to own, for how long, and the choice between it and an existing owner.
+/// Key that a message will own, for how long, and the choice between it and an existing owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claim {
     pub key: Key,
@@ -188,7 +188,7 @@ pub enum Until {
     Ended,
     /// The first time that the message is handed out. Retries do not take the key again.
     Started,
-    /// Fixed time after the publish, whatever becomes of the message.
+    /// Fixed time after the publish, whatever happens to the message.
     ForMs(u64),
 }
 
@@ -203,8 +203,7 @@ pub enum Conflict {
     /// Gives the message the place of a waiting owner, which ends as replaced. Skips the operation if the owner does
     /// not wait.
     ///
-    /// With `max_wait_ms`, a message that takes a place is due at the latest this long after the first one was
-    /// published.
+    /// With `max_wait_ms`, a message that replaces another is due at most this long after the first one was published.
     Replace { max_wait_ms: Option<u64> },
 }
 

@@ -90,7 +90,7 @@ impl Value {
     }
 }
 
-/// The run of a job that a value came from.
+/// Run of a job that produced a value.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProducingRun {
     pub task: String,

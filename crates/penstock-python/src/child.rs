@@ -376,7 +376,7 @@ impl SlotLink {
         })
     }
 
-    /// Take a packet. True: there was one; False: there is none now; None: there will be none.
+    /// Take a packet. True: there was one; False: there is none now; None: there will be no more.
     fn try_pull(&self, py: Python<'_>) -> PyResult<Option<bool>> {
         self.with_state(|state| {
             loop {

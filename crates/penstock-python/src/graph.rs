@@ -17,8 +17,8 @@ use crate::errors::ClientError;
 use crate::ids;
 use crate::options::Options;
 
-/// Header of a job whose arguments are more than its body. It tells the process that runs the job; users can't
-/// set it.
+/// Header of a job whose arguments are more than its body. It says how the process that runs the job builds them; users
+/// can't set it.
 const MARK: &str = "penstock.step";
 
 /// Header of a job that replaced another one: how many replacements happened in a row.
@@ -115,11 +115,10 @@ impl Graph {
         self.parts.lock().unwrap().sent.extend(ops);
     }
 
-    /// Add a join of `count` members, which is itself a member of the places in `then`; return its id.
-    /// `max_failures`: `None` for any number. `kind`: the makeup of its value, see `ids.rs`. `expects`:
-    /// outcomes that some members must have, by ascending index.
-    /// `grows`, with a `count` of 0: its members come in several transactions, the last of which seals it.
-    /// `creator`: id of the job that sends them, if any.
+    /// Add a join of `count` members, which is itself a member of the places in `then`; return its id. `max_failures`:
+    /// `None` for any number. `kind`: the form of its value, see `ids.rs`. `expects`: outcomes that some members must
+    /// have, by ascending index. `grows`, with a `count` of 0: its members come in several transactions, the last of
+    /// which seals it. `creator`: id of the job that sends them, if any.
     #[expect(
         clippy::too_many_arguments,
         reason = "keywords in Python, each with its name"

@@ -68,9 +68,9 @@ impl Derived {
     }
 }
 
-/// Position and mask of two bits of a join's id, in the last byte that is not the member index. They say what
-/// the join's value is made of: a list of its members' values (0), the value of the only member (1), a dict by
-/// name (2), or an empty list (3). A reader of a value knows nothing else about the join that it came from.
+/// Position and mask of two bits of a join's id, in the last byte that is not the member index. They give the form of
+/// the join's value: a list of its members' values (0), the value of the only member (1), a dict by name (2), or an
+/// empty list (3). A reader of a value knows nothing else about its join.
 const KIND: (usize, u8) = (12, 3);
 
 /// Turns an id drawn for a job into the id of a join.

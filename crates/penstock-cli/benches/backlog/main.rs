@@ -86,8 +86,7 @@ fn backlog(table: &mut GoalTable, jobs: u64) {
     let mut broker = BenchBroker::start();
     let mut client = broker.client();
     let few = (jobs / 20).clamp(1_000, 500_000);
-    // The first round creates files and buffers. The others show what an empty broker does; their median
-    // counts.
+    // The first round creates files and buffers. The others show the rate of an empty broker; their median counts.
     client.enqueue(few, body, |_| None);
     client.drain(few, |_| {});
     let mut enqueues = Vec::new();

@@ -73,7 +73,7 @@ impl RunningProgram {
         Self::start_logging_to(command, Stdio::piped())
     }
 
-    /// Only lines that go to a pipe can be waited for.
+    /// Waits are possible only for lines that go to a pipe.
     pub fn start_logging_to(command: &mut Command, log: Stdio) -> Self {
         let mut child = command.stderr(log).spawn().expect("the program runs");
         let (say, said) = channel();

@@ -100,7 +100,7 @@ impl penstock_conformance::TestEngine for Liar {
     fn kill(&self) {
         let mut engine = self.books.engine.lock().unwrap();
         if self.lie == Feature::Dedupe {
-            // A lie needs a commit on its way; between two there is none.
+            // A lie needs a commit on its way; between two commits there is none.
             let (at_work, _) = self
                 .books
                 .committing

@@ -266,7 +266,7 @@ fn chains_and_groups_end_exactly_once_whoever_is_killed_meanwhile() {
         assert!(*count <= 1, "{number} came anew {count} times");
     }
     assert_eq!(seen.first_deliveries.len() as u64, total, "steps that ran");
-    // Nothing is left over: no callback and no step came a second time.
+    // Nothing is left over: no callback or step came a second time.
     for queue in client.status().queues {
         let left = queue.ready + queue.delayed + queue.running;
         assert_eq!(left, 0, "{left} messages are left in {}", queue.name);

@@ -48,7 +48,7 @@ impl From<proto::Consumer> for Consume {
                 }
             },
             add_credit: wire.add_credit,
-            // Bytes that are no id name no job.
+            // Bytes that are not an id name no job.
             held_by: wire.held.map(|held| {
                 let ids = held.jobs.iter().map(|id| <[u8; 16]>::try_from(&id[..]));
                 ids.filter_map(|id| id.ok().map(MessageId)).collect()

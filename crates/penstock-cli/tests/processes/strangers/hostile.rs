@@ -76,7 +76,7 @@ fn hostile_pieces(number: usize, random: &mut Random) -> (Vec<Vec<u8>>, Option<W
             (vec![random.bytes(count)], None)
         }
         1 => {
-            // A correct length before noise: anything that is not protobuf, or not a hello, gets an answer.
+            // A correct length before noise: everything except a protobuf hello gets an answer.
             let count = random.below(300);
             let mut bytes = (count as u32).to_le_bytes().to_vec();
             bytes.extend(random.bytes(count));
