@@ -25,9 +25,9 @@ use crate::state::BrokerState;
 use crate::timers::Timer;
 use crate::{BrokerOptions, ConnId, Input, Now, Output, Position};
 
-/// Most bytes of bodies in one output, unless a single body is larger: others get their turn.
+/// Maximum bytes of bodies in one output, unless a single body is larger: others get their turn.
 const OUTPUT_TARGET_BYTES: usize = 1 << 20;
-/// Most stop orders in one output.
+/// Maximum number of stop orders in one output.
 const CANCELS_AT_ONCE: usize = 1024;
 
 #[derive(Debug)]

@@ -20,7 +20,7 @@ use crate::table::interner::Name;
 
 /// Time for which a finished operation is remembered.
 const REMEMBERED_MS: u64 = 600_000;
-/// Most finished operations that are remembered.
+/// Maximum number of finished operations that are remembered.
 const REMEMBERED: usize = 1024;
 /// Number of messages that a step looks at, whether they match or not.
 const LOOKED_AT: usize = 8192;

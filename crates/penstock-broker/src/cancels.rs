@@ -31,7 +31,7 @@ use crate::table::interner::Name;
 /// Reason of a cancelled job when the client gave none.
 pub(crate) const CANCELLED: &str = "it was cancelled";
 
-/// Most jobs of a group that one record ends: each may end a join and be the last of its workflow.
+/// Maximum number of jobs of a group that one record ends: each may end a join and be the last of its workflow.
 const ENDED_OF_GROUP: usize = ENDED_AT_ONCE / 4;
 
 /// Jobs to cancel for a job that a group has replaced.

@@ -17,9 +17,9 @@ const LAST_SEQ: u64 = 1 << 62;
 /// Maximum number of messages on their way to one client, however many it asks for. The rest goes to others, which may
 /// be quicker.
 const UNSENT_CAP: u32 = 1 << 14;
-/// Most bytes of a client's name that people are shown. Longer names are cut.
+/// Maximum bytes of a client's name that people are shown. Longer names are cut.
 const NAME_SHOWN_BYTES: usize = 255;
-/// Most bytes of the names of queues, tasks and groups.
+/// Maximum bytes of the names of queues, tasks and groups.
 pub(crate) const NAME_CAP_BYTES: usize = 255;
 
 #[derive(Debug)]

@@ -14,11 +14,12 @@ use crate::queues::queue::WaitingConsumer;
 use crate::table::slab::Slab;
 use crate::{Broker, CloseReason, ConnId};
 
-/// Most queues of a consumer. A worker serves a few; the list is compared with itself, so it must stay short.
+/// Maximum number of queues of a consumer. A worker serves a few; the list is compared with itself, so it must stay
+/// short.
 pub(crate) const QUEUES_CAP: usize = 1024;
-/// Most tasks that a consumer may name.
+/// Maximum number of tasks that a consumer may name.
 const TASKS_CAP: usize = 1 << 16;
-/// Most consumers of a connection. A worker has one for each kind of slot.
+/// Maximum number of consumers of a connection. A worker has one for each kind of slot.
 const CONSUMERS_CAP: usize = 64;
 
 #[derive(Debug)]

@@ -30,8 +30,8 @@ fn pinned_for_ms(over_for_ms: u64) -> u64 {
     over_for_ms.clamp(LEAST_MS, MOST_MS)
 }
 
-/// Most jobs that may start while the disk has no space for leases. Unless their outcomes are large, they fit into the
-/// reserve for settlements, which is at least 2 MiB.
+/// Maximum number of jobs that may start while the disk has no space for leases. Unless their outcomes are large, they
+/// fit into the reserve for settlements, which is at least 2 MiB.
 const STARTED_ON_FULL_DISK: usize = 16;
 
 impl Broker {

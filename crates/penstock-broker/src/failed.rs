@@ -18,7 +18,7 @@ use crate::state::{BrokerState, Ending};
 use crate::table::interner::Name;
 use crate::timers::Timer;
 
-/// Most failed jobs that a page lists, and that a query looks at.
+/// Maximum number of failed jobs that a page lists, and that a query looks at.
 const LISTED: u32 = 1_000;
 const LOOKED_AT: usize = 10_000;
 /// Failure time of a group that can't continue, so that it is dropped first.

@@ -41,7 +41,7 @@ enum StoredKey {
     Bytes(Bytes),
 }
 
-/// Most results passed over in one search for a result to drop.
+/// Maximum number of results passed over in one search for a result to drop.
 const SPARED_AT_ONCE: usize = 64;
 
 /// Expiry of values that never expire.

@@ -20,19 +20,19 @@ pub struct BrokerOptions {
     /// Time for which an empty queue or task without settings is listed. Its counts are then added to those of others.
     /// Default one hour.
     pub unused_kept_ms: u64,
-    /// Most bytes of unfinished large transactions, in total. Default 512 MiB.
+    /// Maximum bytes of unfinished large transactions, in total. Default 512 MiB.
     pub staged_parts_cap_bytes: usize,
     /// Time for which failed jobs and failed groups are kept. Default 30 days.
     pub failed_kept_ms: u64,
-    /// Most failed jobs that are kept, including failed groups and the jobs that they block. The oldest are dropped
-    /// first. Default 1,000,000.
+    /// Maximum number of failed jobs that are kept, including failed groups and the jobs that they block. The oldest
+    /// are dropped first. Default 1,000,000.
     pub failed_kept: u64,
-    /// Most journal bytes of failed jobs. Default 1 GiB.
+    /// Maximum number of journal bytes of failed jobs. Default 1 GiB.
     pub failed_kept_bytes: u64,
     /// Maximum number of ended workflows that are listed, for a day or for as long as failed jobs are kept. Those with
     /// the least time left are dropped first. Default 100,000.
     pub workflows_kept: u64,
-    /// Most bytes of ended workflows in the journal, and in memory. Default 64 MiB.
+    /// Maximum bytes of ended workflows in the journal, and in memory. Default 64 MiB.
     pub workflows_kept_bytes: u64,
     /// Approximate bytes of waiting messages' bodies that are kept in memory; others are read back from the journal
     /// when they are handed out. The messages that arrived first are handed out first, so with this much a worker that

@@ -42,7 +42,7 @@ const VERSION: u8 = 2;
 /// First version. In its records failed jobs were messages of a queue called `dead`, and only clients reported members
 /// to joins.
 pub(crate) const FIRST_VERSION: u8 = 1;
-/// Most endings in one event.
+/// Maximum number of endings in one event.
 pub(crate) const ENDED_AT_ONCE: usize = 1024;
 
 /// Entry of the journal, in the order of positions.
@@ -342,7 +342,7 @@ pub(crate) enum RecordEvent<'a> {
     },
 }
 
-/// A schedule as code and people want it.
+/// Schedule as configured by code and by people.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ScheduleHead {
     pub(crate) declared: Option<(SchedulePlan, AppRelease)>,

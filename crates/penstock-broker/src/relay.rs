@@ -15,9 +15,9 @@ use penstock_message::{Answer, Ask, AskQuery, NoReply, WorkerReport};
 use crate::held_effects::{Effect, SafeAfter};
 use crate::{Broker, ConnId};
 
-/// Most questions under way to one worker.
+/// Maximum number of questions under way to one worker.
 const ASKS_PER_WORKER: usize = 4;
-/// Most questions under way from one client, and in total.
+/// Maximum number of questions under way from one client, and in total.
 const ASKS_PER_CLIENT: usize = 16;
 const MOST_ASKS: usize = 256;
 /// Maximum bytes of questions that have not yet been sent to their workers.

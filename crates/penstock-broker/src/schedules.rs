@@ -33,9 +33,9 @@ use crate::state::BrokerState;
 use crate::timers::Timer;
 use crate::{Broker, Position};
 
-/// Most schedules of a broker.
+/// Maximum number of schedules of a broker.
 const SCHEDULES_CAP: usize = 10_000;
-/// Most bytes of the body of a schedule's jobs, which stays in memory as long as the schedule exists.
+/// Maximum bytes of the body of a schedule's jobs, which stays in memory as long as the schedule exists.
 const BODY_CAP_BYTES: usize = 256 << 10;
 /// Maximum lateness of a time that counts as kept without asking a policy.
 const ON_TIME_MS: u64 = 60_000;
@@ -43,9 +43,9 @@ const ON_TIME_MS: u64 = 60_000;
 const AGAIN_MS: u64 = 5_000;
 /// Distance from a decided time to the present beyond which the clock must have been wrong at the decision.
 const CLOCK_WAS_WRONG_MS: u64 = 24 * 60 * 60 * 1000;
-/// Most schedules on a page.
+/// Maximum number of schedules on a page.
 const LISTED: usize = 500;
-/// Most events that one decision adds to a record.
+/// Maximum number of events that one decision adds to a record.
 const EVENTS: usize = 8;
 /// Reason of a job that made way for the next.
 const NEXT_CAME: &str = "the next job of its schedule was due";

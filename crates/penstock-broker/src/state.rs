@@ -99,7 +99,7 @@ pub(crate) struct BrokerState {
 /// Number of messages of a queue whose bodies stay in memory longer, so that backlogs of other queues do not slow it
 /// down.
 const SHORT_QUEUE: u64 = 1024;
-/// Most bytes of notes that a message keeps: a delivery must fit into a frame with its body.
+/// Maximum bytes of notes that a message keeps: a delivery must fit into a frame with its body.
 const NOTES_CAP_BYTES: usize = 256 << 10;
 /// Journal bytes of an operation on many messages.
 pub(crate) const MARK_BYTES: u64 = 64;

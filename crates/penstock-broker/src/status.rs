@@ -20,7 +20,7 @@ pub(crate) const STATUS_PAGE: usize = QUEUES_CAP;
 const STATUS_PAGE_BYTES: usize = 1 << 20;
 /// Bytes in a frame of a queue, a task or a worker without its names; more than all of its numbers take.
 const ENTRY_BYTES: usize = 400;
-/// Most jobs of a worker that are listed, and most jobs of workers that a page looks at.
+/// Maximum number of jobs of a worker that are listed, and maximum number of jobs of workers that a page looks at.
 const RUNNING_LISTED: usize = 64;
 const LEASES_LOOKED_AT: usize = 32_768;
 /// Bytes in a frame of a running job, without its names.

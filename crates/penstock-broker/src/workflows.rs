@@ -36,7 +36,7 @@ const KEPT_MS: u64 = 24 * 60 * 60 * 1000;
 /// Maximum number of workflows on a page, and that a query examines.
 const LISTED: u32 = 1000;
 const LOOKED_AT: usize = 8192;
-/// Most ended workflows that are forgotten for lack of room as one ends.
+/// Maximum number of ended workflows that are forgotten for lack of room as one ends.
 const FORGOTTEN_AT_ONCE: usize = 2;
 
 /// A known workflow, and its unfinished jobs.

@@ -105,7 +105,7 @@ pub enum Outcome {
     Crashed { reason: String },
     /// The process that ran it and others died, and the cause is unknown.
     Suspected { reason: String },
-    /// The job never ran, or was stopped in order.
+    /// The job never ran, or was stopped cleanly.
     Returned,
 }
 

@@ -1,5 +1,5 @@
 //! File next to the segments that names the newest one: it reveals a missing segment, and the end of a journal that was
-//! closed in order.
+//! closed cleanly.
 //!
 //! This file may lag behind but never runs ahead. A segment is on disk under its name before it is named here, and
 //! everything before a close is written first. Two slots, each in its own page, are written in turn: a torn write or a

@@ -59,7 +59,7 @@ pub struct RecoveryReport {
     pub rewritten_records: u64,
     /// Number of writes that a crash interrupted; none was confirmed. They were cut off.
     pub torn_batches: u64,
-    /// Whether it was closed in order, so that missing records would be noticed.
+    /// Whether it was closed cleanly, so that missing records would be noticed.
     pub was_closed: bool,
 }
 
@@ -269,7 +269,7 @@ pub(crate) fn recover<S: Storage>(
     })
 }
 
-/// Checks that the last segment found is the newest one. Returns the batch after which it was closed in order; 0: it
+/// Checks that the last segment found is the newest one. Returns the batch after which it was closed cleanly; 0: it
 /// was not.
 fn check_newest<S: Storage>(
     storage: &S,

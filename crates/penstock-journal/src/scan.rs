@@ -16,7 +16,7 @@ pub(crate) struct SegmentImage {
     pub name: String,
     pub header: SegmentHeader,
     pub bytes: Vec<u8>,
-    /// Batch after which the journal was closed in order, in this segment; 0: it was not.
+    /// Batch after which the journal was closed cleanly, in this segment; 0: it was not.
     pub closed_through: u64,
 }
 

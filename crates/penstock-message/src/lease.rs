@@ -54,7 +54,7 @@ pub struct CancelOrder {
 /// Reason why a lease is handed back unsettled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReleaseReason {
-    /// The message never ran, or was stopped in order: no attempt is counted, and it returns to its place. A message
+    /// The message never ran, or was stopped cleanly: no attempt is counted, and it returns to its place. A message
     /// that was asked to stop ends as cancelled.
     Returned,
     /// The process that ran it died; counts against `max_deliveries`. The text is the reason for people, such as

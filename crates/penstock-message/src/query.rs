@@ -52,7 +52,7 @@ pub enum Answer {
     Progress(Option<Bytes>),
     /// Reply of a worker, or the reason why there is none.
     Asked(Result<Bytes, NoReply>),
-    /// The broker stops now, in order.
+    /// The broker now stops cleanly.
     Stopping,
     /// Time by the broker's clock after the move.
     Clock(WallMs),

@@ -505,7 +505,7 @@ impl Server {
         match self.failure.take() {
             Some(failure) => Err(failure.into()),
             None => {
-                tracing::info!("stopped in order");
+                tracing::info!("stopped cleanly");
                 Ok(())
             }
         }

@@ -99,7 +99,7 @@ struct Outcomes {
 struct IdleSlots {
     /// Whether a slot is at the socket.
     has_head: bool,
-    /// Thread of that slot, once it is there.
+    /// Thread of that slot, once it exists.
     head: Option<libc::pthread_t>,
     /// Other slots, in order of arrival.
     waiting: Vec<Arc<Turn>>,

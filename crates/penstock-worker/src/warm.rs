@@ -19,7 +19,7 @@ use crate::page::Mapping;
 const LIST_BYTES: usize = 64 * 1024;
 const HEAD_BYTES: usize = 64;
 const MAX_RUNS: usize = (LIST_BYTES - HEAD_BYTES) / size_of::<u64>();
-/// Most bytes that a waiting process copies for its job.
+/// Maximum bytes that a waiting process copies for its job.
 const MAX_BYTES: u64 = 16 << 20;
 /// Maximum size of a mapping that is examined, since there are 8 bytes to read for each of its pages. Larger ones are
 /// mostly empty.

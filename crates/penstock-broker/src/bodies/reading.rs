@@ -21,7 +21,7 @@ use crate::{Broker, ConnId, Now, Position};
 const AHEAD_BYTES: usize = 4 << 20;
 /// Largest gap between bodies that are read at once, together with the bytes between them.
 const GAP_BYTES: u64 = 4 << 10;
-/// Most bytes read at once, unless a single body is longer.
+/// Maximum bytes read at once, unless a single body is longer.
 const READ_BYTES: u64 = 256 << 10;
 /// Number of attempts: a disk that fails to read may succeed at the next attempt.
 const ATTEMPTS: u8 = 3;

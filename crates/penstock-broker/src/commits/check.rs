@@ -17,7 +17,7 @@ use crate::state::BrokerState;
 /// Maximum number of queues of one message. Each has its own entry, and the list is compared with itself.
 const QUEUES_CAP: usize = 64;
 const KEY_CAP_BYTES: usize = 1024;
-/// Most members of a join, which keeps a bit for each.
+/// Maximum number of members of a join, which keeps a bit for each.
 const JOIN_CAP: u32 = penstock_message::JOIN_CAP;
 
 impl Checking {

@@ -10,11 +10,11 @@ use penstock_message::{
 use crate::endings::upstream;
 use crate::state::BrokerState;
 
-/// Most bytes of values sent with a delivery. The worker asks for larger ones.
+/// Maximum bytes of values sent with a delivery. The worker asks for larger ones.
 const INLINE_BYTES: usize = 256 << 10;
 /// Bytes that a value takes in addition to its own.
 const VALUE_BYTES: usize = 8;
-/// Most levels of nested joins whose values are sent along.
+/// Maximum number of levels of nested joins whose values are sent along.
 const DEEPEST: usize = 128;
 
 impl BrokerState {

@@ -112,7 +112,7 @@ impl MeasuredBroker {
     fn job(&mut self, queue: String, task: String) -> Op {
         self.jobs += 1;
         let mut random = [0; 10];
-        // A version takes the place of some of the first bits.
+        // The version field replaces some of the first bits.
         random[2..].copy_from_slice(&self.jobs.to_be_bytes());
         let message = Message {
             id: MessageId::new(IdSource {

@@ -12,7 +12,7 @@ const ARGUMENTS: &[u8] = b"some arguments of a call";
 const RESULT: &[u8] = b"its result";
 const KEPT_MS: u64 = 24 * 3_600_000;
 
-/// Most bytes that a member takes beyond a plain job: while it waits, and once it has arrived.
+/// Maximum bytes that a member takes beyond a plain job: while it waits, and once it has arrived.
 const WAITING_BYTES: f64 = 16.0;
 const ARRIVED_BYTES: f64 = 12.0;
 

@@ -103,7 +103,7 @@ fn sigterm_ends_it_in_order() {
     assert_eq!(client.farewell().text, "the broker is stopping");
     assert!(broker.process.ended().success());
     let log = fs::read_to_string(broker.data().join("broker.log")).unwrap();
-    assert!(log.contains("stopped in order"), "{log}");
+    assert!(log.contains("stopped cleanly"), "{log}");
 }
 
 #[test]

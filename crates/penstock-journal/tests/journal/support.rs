@@ -176,7 +176,7 @@ impl<S: Storage> User<S> {
         }
     }
 
-    /// Closes like a broker that stops in order.
+    /// Closes the journal like a broker that stops cleanly.
     pub fn close(&mut self) -> Result<(), WriteError> {
         self.commit()?;
         self.write_watermark()?;

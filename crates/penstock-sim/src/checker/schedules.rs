@@ -19,7 +19,7 @@ const ON_TIME_MS: u64 = 60_000;
 const CAUGHT_UP: usize = 100;
 /// Number of times at the end of a long gap that are checked one by one.
 const LISTED: usize = 200;
-/// Time by which the decision on a due time may lag at a quiet moment.
+/// Maximum time for which a due time may wait for its decision at a quiet moment.
 const LATE_MS: u64 = 1_000;
 
 /// Schedule as of the checker's last look.

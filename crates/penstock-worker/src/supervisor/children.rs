@@ -27,7 +27,7 @@ use crate::page::RingReader;
 use crate::policy::PacketEnd;
 use crate::zygote::{self, Fork, Loaded, Said, Zygote};
 
-/// Number of consecutive zygotes lost before any job ended after which the worker gives up.
+/// Number of consecutive zygotes that may be lost before any job has ended; then the worker gives up.
 const ZYGOTES_LOST: u32 = 5;
 
 /// Pause after the system had no room for a zygote.
