@@ -53,8 +53,9 @@ fn random_ids() -> Vec<[u8; 16]> {
         .collect()
 }
 
-/// Returns colliding names. Names must be text, which the constants are not. But the first block of 16 bytes leaves a
-/// factor of the third. A first block that leaves text makes that product zero, whatever follows.
+/// Returns colliding names. Names must be text, and the constants are not. But the first block of 16 bytes determines a
+/// factor of the third block. If that factor is text, a third block that begins with it makes the product zero,
+/// whatever follows.
 fn chosen_names() -> Vec<String> {
     let fold = |one: u64, other: u64| {
         let product = u128::from(one) * u128::from(other);

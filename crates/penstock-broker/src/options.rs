@@ -27,7 +27,7 @@ pub struct BrokerOptions {
     /// Maximum number of failed jobs that are kept, including failed groups and the jobs that they block. The oldest
     /// are dropped first. Default 1,000,000.
     pub failed_kept: u64,
-    /// Maximum number of journal bytes of failed jobs. Default 1 GiB.
+    /// Maximum journal bytes of failed jobs. Default 1 GiB.
     pub failed_kept_bytes: u64,
     /// Maximum number of ended workflows that are listed, for a day or for as long as failed jobs are kept. Those with
     /// the least time left are dropped first. Default 100,000.

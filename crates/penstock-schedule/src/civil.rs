@@ -3,7 +3,7 @@
 //! | line | in a gap | in an overlap |
 //! | --- | --- | --- |
 //! | fixed times: `30 2 * * *`, `0 1-3 * * *` | at the end of the gap; several at that moment are one | the first time only |
-//! | elapsed time: `*/5 * * * *`, a `*` or `/` in minute or hour | passed over | both times |
+//! | elapsed time: `*/5 * * * *`, a `*` or `/` in minute or hour | skipped | both times |
 
 use jiff::Timestamp;
 use jiff::civil::DateTime;

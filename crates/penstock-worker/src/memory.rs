@@ -173,7 +173,7 @@ impl Host {
 /// for a short time.
 #[derive(Debug, Default)]
 pub struct Kills {
-    /// Count up to which rises have explained deaths; and the count of the last look, which replaces it next.
+    /// Count of kills that are explained; and the count at the last look, which replaces it at the next one.
     known: Option<u64>,
     looked: Option<u64>,
 }

@@ -69,7 +69,7 @@ impl Broker {
         (state, self.everything)
     }
 
-    /// Returns the value of a message that the broker has ended, or is about to: it is in no journal.
+    /// Returns the value of a message that the broker has ended, or is about to end. The journal does not contain it.
     fn derived_value(&self, id: &MessageId) -> Option<Value> {
         let BrokerState {
             messages, queues, ..

@@ -397,7 +397,7 @@ impl Supervisor {
         let ours = match self.ask_for_fork(number) {
             Ok(ours) => ours,
             Err(error) => {
-                // A dead zygote is noticed by its closed socket in a moment.
+                // A dead zygote is soon noticed through its closed socket.
                 self.children[number].life = Life::Wanted { from: now + TICK };
                 if error.kind() != io::ErrorKind::BrokenPipe {
                     self.tell_of_shortage(now, "start another process", &error);

@@ -101,8 +101,8 @@ pub(super) struct Recycling {
     processors: u32,
 }
 
-/// Returns the number of children beyond those of the pools, and places for their packets. One is for recycling. If
-/// processes have several slots, there is one more for each two of them that are evicted, as far as there is room.
+/// Returns the number of children beyond those of the pools, and places for their packets. One child is for recycling.
+/// For evictions, there is one more for every two processes with several slots, as far as there is room.
 pub(super) fn spares(layout: &[Layout]) -> (u32, u32) {
     let children: u32 = layout.iter().map(Layout::children).sum();
     let places = layout.iter();
