@@ -138,6 +138,7 @@ impl Model {
             let item = &mut self.items[index];
             item.comes_back = None;
             item.started_claim = None;
+            item.ran_at_purge &= goes_on;
             if let State::Leased { safe, .. } = &mut item.state {
                 *safe = true;
             }
@@ -359,7 +360,7 @@ impl Model {
                     return Ok(());
                 }
                 match reason {
-                    ReleaseReason::Returned => self.items[index].state = State::Waiting,
+                    ReleaseReason::Returned => self.items[index].wait_in_old_place(),
                     ReleaseReason::Crashed(reason) => {
                         let item = &mut self.items[index];
                         item.notes.push(reason.clone().into());
@@ -390,6 +391,7 @@ impl Model {
                 item.tx = number;
                 item.settled = Some(*lease);
                 item.state = State::Waiting;
+                item.ran_at_purge = false;
                 item.place = place;
                 item.in_order = due.is_none();
                 item.due = due.map(|due| When::resolve(due, now));
@@ -531,7 +533,12 @@ impl Model {
             Op::Purge { queue } => {
                 self.another_order();
                 for index in self.live.clone() {
-                    if self.items[index].queue == *queue && self.may_wait(index) {
+                    if self.items[index].queue != *queue {
+                        continue;
+                    }
+                    self.items[index].ran_at_purge |=
+                        matches!(self.items[index].state, State::Leased { .. });
+                    if self.may_wait(index) {
                         let now = self.now;
                         let item = &mut self.items[index];
                         item.purged = true;
@@ -643,6 +650,7 @@ impl Model {
                 .is_some_and(|due| When::resolve(due, now).has_come(now)),
             purged: false,
             end_is_unsure: false,
+            ran_at_purge: false,
             may_have_ended_at: None,
             asked: None,
             cancelled: None,
@@ -788,6 +796,7 @@ impl Model {
         item.expiry_reached = false;
         item.purged = false;
         item.end_is_unsure = false;
+        item.ran_at_purge = false;
         item.may_have_ended_at = None;
         item.unsure_until = 0;
         item.crashes = (0, 0);
@@ -1230,7 +1239,7 @@ impl Model {
         let (place, now) = (self.next_place(), self.now);
         let item = &mut self.items[index];
         item.crashes = (item.crashes.0 + 1, item.crashes.1 + 1);
-        item.state = State::Waiting;
+        item.wait_in_old_place();
         item.is_delayed_by_crash(place, now);
         if item.crashes.0 >= item.message.max_deliveries {
             self.bury(index);
@@ -1251,7 +1260,7 @@ impl Model {
     fn suspect_item(&mut self, index: usize) {
         let item = &mut self.items[index];
         item.suspects += 1;
-        item.state = State::Waiting;
+        item.wait_in_old_place();
         if item.suspects >= 3 || item.message.max_deliveries == 1 {
             self.bury(index);
         }

@@ -427,7 +427,11 @@ impl Checker {
         self.looked_at = 0;
         let mut lost = Vec::new();
         for job in &self.unsafe_jobs {
-            if broker.knows(job) {
+            // A broker that has lost a change of the schedule creates the job by the earlier plan.
+            let is_elsewhere = broker
+                .line_of(job)
+                .is_some_and(|line| !self.model.was_scheduled_to(*job, line));
+            if broker.knows(job) && !is_elsewhere {
                 continue;
             }
             if self.model.surely_goes_on(*job) {
@@ -497,6 +501,8 @@ impl Checker {
             }
             let calendar = calendar(&name, &plan, schedule.anchor)?;
             let decided = Decided::new(&calendar, after, found.after);
+            // Jobs of times just before a change have the earlier plan.
+            let earlier = before.as_ref().and_then(|it| it.state.plan.clone());
             if let Some(Look { state, runs, .. }) = before.filter(|_| is_same) {
                 let due = decided.count + schedule.runs - runs;
                 if counted(&found) != counted(&state) + due {
@@ -505,17 +511,16 @@ impl Checker {
                     ));
                 }
             }
-            for time in queued.iter().chain(&decided.listed) {
-                let job = Broker::scheduled_job(&name, *time);
+            let times = queued.iter().chain(&decided.listed);
+            let mut jobs: Vec<MessageId> = times
+                .map(|time| Broker::scheduled_job(&name, *time))
+                .collect();
+            jobs.extend(found.last.map(|(_, job)| job));
+            for job in jobs {
                 if broker.knows(&job) && !self.model.knows(job) {
-                    self.was_made(&name, job, &plan)?;
+                    let earlier = earlier.as_ref().filter(|it| is_line_of(broker, &job, it));
+                    self.was_made(&name, job, earlier.unwrap_or(&plan))?;
                 }
-            }
-            if let Some((_, job)) = found.last
-                && broker.knows(&job)
-                && !self.model.knows(job)
-            {
-                self.was_made(&name, job, &plan)?;
             }
             self.last_makes_way(&name, (None, true), &found, broker)?;
             let last = found.last.map(|(_, job)| job);

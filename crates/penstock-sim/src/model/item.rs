@@ -111,6 +111,9 @@ pub struct Item {
     pub(super) purged: bool,
     /// Whether it may have been leased when its queue was purged.
     pub(super) end_is_unsure: bool,
+    /// Whether its queue was purged while it ran. A lease that ends before the purge is over returns it to its old place,
+    /// where the purge may still reach it.
+    pub(super) ran_at_purge: bool,
     /// Earliest time at which it may have ended unobserved, if it may have.
     pub(super) may_have_ended_at: Option<u64>,
     /// The last hand-out overall, as (epoch, grant), when its worker was asked to stop it: it never starts after that.
@@ -270,7 +273,8 @@ impl Item {
         self.crashes = crashes;
         self.delayed_at_most = 0;
         self.may_have_run = true;
-        self.purged = false;
+        // It left its place before the purge that was observed first.
+        self.ran_at_purge |= std::mem::take(&mut self.purged);
         if self.until_start && self.claim.is_some() {
             self.started_claim = self.claim.take();
         }
@@ -301,8 +305,19 @@ impl Item {
         if let State::Leased { lease, session, .. } = self.state {
             self.comes_back = Some((lease, session));
         }
-        self.state = State::Waiting;
+        self.wait_in_old_place();
         self.purged |= self.asked.is_some();
+    }
+
+    /// Notes that it waits in the place that it had before it was handed out.
+    pub(super) fn wait_in_old_place(&mut self) {
+        self.state = State::Waiting;
+        self.may_meet_purge();
+    }
+
+    fn may_meet_purge(&mut self) {
+        self.purged |= self.ran_at_purge;
+        self.end_is_unsure |= self.ran_at_purge;
     }
 
     /// Notes that this lease holds. If the message was published twice, the lease may belong to the first time.
@@ -328,6 +343,7 @@ impl Item {
 
     pub(super) fn set_adrift(&mut self, maybe: Vec<(Lease, SessionId)>) {
         self.state = State::Adrift { maybe };
+        self.may_meet_purge();
         self.purged |= self.asked.is_some();
         self.crashes.1 = self.crashes.1.saturating_add(1);
     }

@@ -277,6 +277,13 @@ impl Model {
         self.scheduled.contains(&job)
     }
 
+    /// Whether a job of a schedule, or a message that took its place, has this queue, task and priority.
+    pub fn was_scheduled_to(&self, job: MessageId, line: (&str, &str, u8)) -> bool {
+        let (queue, task, priority) = line;
+        self.with_id(job)
+            .any(|item| item.line() == (queue, priority, task))
+    }
+
     /// Checks that an earlier job of a schedule may have ended by the time another one is created.
     pub fn nothing_is_in_the_way(&self, name: &ScheduleName, last: Option<MessageId>) -> Verdict {
         let schedule = self.schedules.get(name);
