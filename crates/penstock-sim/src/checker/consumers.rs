@@ -17,6 +17,10 @@ pub(super) struct ConsumerView {
     pub(super) credit: u64,
     /// Number of deliveries that it had requested before it was stopped.
     credit_before: u64,
+    /// Number of deliveries since then. Some of them may have been handed out before, so as many of its requests may
+    /// still be open.
+    paid_since: u64,
+    credit_at_most: u64,
     pub(super) queues: BTreeSet<String>,
     /// Tasks that it can run; `None`: any.
     pub(super) tasks: Option<Vec<String>>,
@@ -48,7 +52,12 @@ impl ConsumerView {
 
     /// Deducts the cost of one delivery. Returns false if the consumer had requested none.
     pub(super) fn pays(&mut self) -> bool {
-        for credit in [&mut self.credit, &mut self.credit_before] {
+        self.paid_since += u64::from(self.credit > 0 && self.credit_before > 0);
+        for credit in [
+            &mut self.credit,
+            &mut self.credit_before,
+            &mut self.credit_at_most,
+        ] {
             if *credit > 0 {
                 *credit -= 1;
                 return true;
@@ -58,7 +67,7 @@ impl ConsumerView {
     }
 
     pub(super) fn may_be_given(&self) -> bool {
-        self.credit + self.credit_before > 0
+        self.credit + self.credit_before + self.credit_at_most > 0
     }
 
     pub(super) fn runs(&self, task: &String) -> bool {
@@ -66,7 +75,8 @@ impl ConsumerView {
     }
 
     pub(super) fn quiet(&mut self) {
-        self.credit_before = 0;
+        let before = std::mem::take(&mut self.credit_before);
+        self.credit_at_most += before.min(std::mem::take(&mut self.paid_since));
         self.tasks_before.clear();
     }
 }
