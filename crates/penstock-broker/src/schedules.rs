@@ -693,12 +693,10 @@ impl Broker {
     fn check_run(&self, name: &ScheduleName) -> Result<(), Refusal> {
         self.check_admission()?;
         let Schedule { head, progress, .. } = &self.state.schedules.all[name];
-        let is_busy = progress
-            .last
-            .is_some_and(|(_, job)| self.state.is_unfinished(&job));
+        let is_busy = self.is_busy(progress);
         let overlap = head.plan().map_or(Overlap::Skip, |plan| plan.overlap);
         let is_in_the_way = match overlap {
-            Overlap::Skip => is_busy,
+            Overlap::Skip => is_busy || progress.queued.is_some(),
             Overlap::Queue => is_busy && progress.queued.is_some(),
             Overlap::CancelPrevious | Overlap::Allow => false,
         };
@@ -778,18 +776,28 @@ impl Broker {
     /// Creates an extra job, in addition to those of the times.
     fn run_schedule(&mut self, name: &ScheduleName) -> Option<MessageId> {
         let schedule = self.state.schedules.all.get(name)?;
-        let progress = schedule.progress;
+        let mut progress = schedule.progress;
         let overlap = schedule.head.plan()?.overlap;
-        let earlier = progress.last.map(|(_, job)| job);
-        let is_busy = earlier.is_some_and(|job| self.state.is_unfinished(&job));
+        // A time that has waited for the last job to end comes first, even if no step has made its job yet.
+        if !self.is_busy(&progress)
+            && let Some(time) = progress.queued.take()
+        {
+            self.fire(name, progress, time);
+            progress = self.state.schedules.all.get(name)?.progress;
+        }
         let now = self.clocks.wall();
-        if is_busy && overlap != Overlap::Allow {
+        if self.is_busy(&progress) && overlap != Overlap::Allow {
             let time = self.time_of_run(name, now);
             return self.reach_schedule(name, progress, time);
         }
         // A job for exactly the current time must be a different one.
         let job = job_of(seed(name) ^ mix(self.state.numbers + 1), now);
         self.make(name, &mut { progress }, now, job)
+    }
+
+    fn is_busy(&self, progress: &ScheduleProgress) -> bool {
+        let last = progress.last;
+        last.is_some_and(|(_, job)| self.state.is_unfinished(&job))
     }
 
     /// Returns a time for a run that waits, from now on: none of the schedule's own, and none whose job is known. The id of a

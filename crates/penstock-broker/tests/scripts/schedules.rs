@@ -495,6 +495,25 @@ fn a_run_that_waits_has_a_job_of_its_own_though_it_came_at_a_time_of_the_schedul
     );
 }
 
+/// The second of two orders found the last job ended and the first order still queued. It started a job at once, and the
+/// older order followed when that had ended: under `cancel_previous` the newest has to be the one that runs.
+#[test]
+fn of_two_orders_to_run_at_once_the_newest_cancels_the_other() {
+    check(
+        "
+        a hello                                     -> a welcome 0
+        a set poll every=60000 overlap=cancel_previous -> a confirm 1
+        a schedule poll run                         -> a confirm 2 2:0:owner-at0
+        wait 100                                    ->
+        a schedule poll run | schedule poll run     -> a confirm 4
+        w hello                                     -> w welcome 0
+        w consume default 9                         -> w deliver at101
+        w ack at101                                 -> w confirm 1
+        a schedules                                 -> a schedules poll:every60000:3+0+0:set:last101:next60000
+        ",
+    );
+}
+
 #[test]
 fn schedules_that_make_no_sense_are_refused() {
     check(

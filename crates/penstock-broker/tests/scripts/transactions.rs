@@ -219,7 +219,7 @@ fn a_resent_transaction_is_answered_and_not_applied_again() {
         a lost                              ->
         a hello                             -> a welcome 1, a confirm 4 2:refused 0 GuardFailed
         a seq=2 guard no present            -> a confirm 4 2:refused 0 GuardFailed
-        a seq=6 publish four                -> a close transaction 6 came where 5 was expected
+        a seq=6 publish four                -> a close transaction 6 arrived instead of 5
         ",
     );
     check(
@@ -311,7 +311,7 @@ fn a_protocol_error_ends_the_connection() {
     closes("seq=0 publish one", "transactions are numbered from 1");
     closes(
         "seq=2 publish one",
-        "transaction 2 came where 1 was expected",
+        "transaction 2 arrived instead of 1",
     );
     closes(
         "consume default+ 1",

@@ -384,11 +384,11 @@ fn absurd_values_end_the_connection_or_are_refused_and_nothing_else_happens() {
         (pieces(vec![tx()], 0, 0, 0), Some("numbered from 1")),
         (
             pieces(vec![tx()], 7, 0, 0),
-            Some("came where 1 was expected"),
+            Some("arrived instead of 1"),
         ),
         (
             pieces(vec![tx()], u64::MAX, 0, 0),
-            Some("came where 1 was expected"),
+            Some("arrived instead of 1"),
         ),
         (pieces(vec![tx()], 1, 99, 0), Some("an unknown durability")),
         (pieces(vec![tx()], 1, -1, 0), Some("an unknown durability")),
@@ -397,7 +397,7 @@ fn absurd_values_end_the_connection_or_are_refused_and_nothing_else_happens() {
         (pieces(vec![tx(), tx()], 1, 0, 1), Some("not exactly one")),
         (
             pieces(vec![proto::Tx::default()], u64::MAX, 0, 2),
-            Some("came where 1 was expected"),
+            Some("arrived instead of 1"),
         ),
         (pieces(vec![], u64::MAX, 0, 0), None),
         (pieces(vec![proto::Tx::default(); 2000], 1, 0, 0), None),
