@@ -309,10 +309,7 @@ fn a_protocol_error_ends_the_connection() {
         ));
     };
     closes("seq=0 publish one", "transactions are numbered from 1");
-    closes(
-        "seq=2 publish one",
-        "transaction 2 arrived instead of 1",
-    );
+    closes("seq=2 publish one", "transaction 2 arrived instead of 1");
     closes(
         "consume default+ 1",
         "a queue's name must have 1 to 255 bytes not 0",

@@ -382,10 +382,7 @@ fn absurd_values_end_the_connection_or_are_refused_and_nothing_else_happens() {
     };
     let cases: Vec<Case> = vec![
         (pieces(vec![tx()], 0, 0, 0), Some("numbered from 1")),
-        (
-            pieces(vec![tx()], 7, 0, 0),
-            Some("arrived instead of 1"),
-        ),
+        (pieces(vec![tx()], 7, 0, 0), Some("arrived instead of 1")),
         (
             pieces(vec![tx()], u64::MAX, 0, 0),
             Some("arrived instead of 1"),

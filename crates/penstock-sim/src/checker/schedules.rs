@@ -290,11 +290,11 @@ impl Checker {
         // After a change, the time may belong to another plan, which cancels nothing.
         if surely || ids.iter().any(|id| broker.is_to_stop(id)) {
             let moment = Self::moment_of(&ids, broker);
-            let counted = counted(found);
+            let position = broker.next_position().0 - 1;
             self.tell(Event::MakesWay(
                 name.clone(),
                 time,
-                counted,
+                position,
                 job,
                 Box::new(moment),
             ))?;
@@ -422,7 +422,11 @@ impl Checker {
 
     /// Forgets decisions on schedules that a crash may have taken back. Returns whether the story has changed. Checks a
     /// new broker again if it has repeated some of these decisions.
-    pub(super) fn forget_scheduled(&mut self, broker: &Broker) -> Result<bool, String> {
+    pub(super) fn forget_scheduled(
+        &mut self,
+        broker: &Broker,
+        found_through: u64,
+    ) -> Result<bool, String> {
         let events = self.story.len();
         self.looked_at = 0;
         let mut lost = Vec::new();
@@ -443,15 +447,18 @@ impl Checker {
                 lost.push(*job);
             }
         }
-        // A time that is decided again may have created its job again.
-        let was_decided = |name: &ScheduleName, time: u64, counted_by_then: u64| {
+        // The new broker may have decided a time again, by the plan that it knows.
+        let cancels_again = |name: &ScheduleName, time: u64| {
             broker.schedule_state(name).is_some_and(|it| {
-                it.queued == Some(time) || it.after >= time && counted(&it) >= counted_by_then
+                let overlap = it.plan.map(|plan| plan.overlap);
+                it.queued == Some(time) && overlap == Some(Overlap::CancelPrevious)
             })
         };
         self.story.retain(|event| match event {
             Event::Scheduled(_, job, _) => !lost.contains(job),
-            Event::MakesWay(name, time, counted, ..) => was_decided(name, *time, *counted),
+            Event::MakesWay(name, time, position, ..) => {
+                *position <= found_through || cancels_again(name, *time)
+            }
             _ => true,
         });
         for job in lost {

@@ -31,8 +31,7 @@ pub(super) enum Event {
     Join(JoinId, Option<(Vec<u32>, bool)>),
     /// The broker has created a job of a schedule, by this plan.
     Scheduled(ScheduleName, MessageId, Box<SchedulePlan>),
-    /// A schedule's job must stop because this time has come. The decision brings the number of decided times to this
-    /// count.
+    /// A schedule's job must stop because this time has come. The decision is in a record up to this position.
     MakesWay(ScheduleName, u64, u64, MessageId, Box<Moment>),
     /// A job of a schedule was observed to have ended; only its result is left.
     Gone(MessageId),
