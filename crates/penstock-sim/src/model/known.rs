@@ -158,6 +158,13 @@ impl Model {
         })
     }
 
+    /// Whether a bulk order has yet to end the job, which a failed group blocks until then. It is said to be blocked, even
+    /// after the time for which its result is kept.
+    fn is_ending_blocked(&self, id: MessageId) -> bool {
+        let mut copies = self.by_id.get(&id).into_iter().flatten();
+        copies.any(|index| self.ending_blocked.contains(index))
+    }
+
     /// Whether the job was cancelled just as a failed group blocked it, so that it may have ended either way.
     pub fn may_be_cancelled(&self, key: &Key, status: ValueStatus) -> bool {
         status == ValueStatus::Cancelled && self.either.contains(key)
@@ -212,7 +219,9 @@ impl Model {
             ValueStatus::Replaced => item.may_be_superseded,
             _ => false,
         });
-        let may_be = may_be || status == ValueStatus::Upstream && self.may_have_outcome(key);
+        let may_be = may_be
+            || status == ValueStatus::Upstream
+                && (self.may_have_outcome(key) || self.is_ending_blocked(*id));
         match may_be {
             true => Ok(()),
             false => {
