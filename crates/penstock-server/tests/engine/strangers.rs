@@ -413,11 +413,11 @@ fn absurd_values_end_the_connection_or_are_refused_and_nothing_else_happens() {
         (hello_frame(2), Some("a second hello")),
         (
             consuming(vec![String::new()], 1),
-            Some("from 1 to 255 bytes"),
+            Some("1 to 255 bytes"),
         ),
         (
             consuming(vec!["q".repeat(256)], 1),
-            Some("from 1 to 255 bytes"),
+            Some("1 to 255 bytes"),
         ),
         (
             consuming((0..2000).map(|n| n.to_string()).collect(), 1),

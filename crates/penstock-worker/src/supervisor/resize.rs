@@ -293,7 +293,7 @@ mod tests {
             processes: Some(2),
             ..none
         };
-        check(&plain, processes, Err("-c says"));
+        check(&plain, processes, Err("-c sets"));
         let nothing = Sizes {
             async_slots: Some(0),
             ..none
