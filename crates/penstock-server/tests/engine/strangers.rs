@@ -411,14 +411,8 @@ fn absurd_values_end_the_connection_or_are_refused_and_nothing_else_happens() {
             None,
         ),
         (hello_frame(2), Some("a second hello")),
-        (
-            consuming(vec![String::new()], 1),
-            Some("1 to 255 bytes"),
-        ),
-        (
-            consuming(vec!["q".repeat(256)], 1),
-            Some("1 to 255 bytes"),
-        ),
+        (consuming(vec![String::new()], 1), Some("1 to 255 bytes")),
+        (consuming(vec!["q".repeat(256)], 1), Some("1 to 255 bytes")),
         (
             consuming((0..2000).map(|n| n.to_string()).collect(), 1),
             Some(""),

@@ -58,7 +58,9 @@ impl Checker {
             let cannot_be_asked = unknown.contains(session)
                 && (*number <= self.safe_through || was_found)
                 || self.reopened.get(session).is_some_and(|at| seq <= at);
-            if cannot_be_asked {
+            // A forgotten session has sent it again since, as another transaction.
+            let is_stale = self.by_seq.get(&(*session, *seq)) != Some(number);
+            if cannot_be_asked || is_stale {
                 continue;
             }
             let plain = Receipt::applied();
