@@ -114,7 +114,7 @@ def test_a_worker_that_was_stopped_beyond_its_heartbeat_is_fenced_off(
         for pid in stopped:
             os.kill(pid, signal.SIGSTOP)
         second = stage.wait_for_runs(label, 2)
-        told = worker.output.count("were given to others")
+        told = worker.output.count("were given to other workers")
         if chance.random() < 0.5:
             # The other worker finishes the job before the zombie wakes up ...
             stage.release(label)
@@ -122,7 +122,7 @@ def test_a_worker_that_was_stopped_beyond_its_heartbeat_is_fenced_off(
         for pid in stopped:
             os.kill(pid, signal.SIGCONT)
         # ... or both at once.
-        eventually(lambda: worker.output.count("were given to others") > told, 30, stage.said)  # noqa: B023
+        eventually(lambda: worker.output.count("were given to other workers") > told, 30, stage.said)  # noqa: B023
         stage.release(label)
         seen = stage.jobs[label].result(timeout=30)
         assert seen == second, f"{first} or {second}: {seen}"

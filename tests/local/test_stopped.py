@@ -48,6 +48,8 @@ def stop(project: Project, worker: Process) -> None:
     assert "has stopped; a worker waits until a client starts it again" in stopped.output
     worker.wait_for_output("waiting until a client starts it again")
     assert project.broker_pid() is None
+    # The exiting broker ends each connection of the worker, which reports that once.
+    assert worker.output.count("was stopped; waiting until") == 1, worker.output
 
 
 def begun_job(project: Project) -> object:

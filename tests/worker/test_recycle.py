@@ -111,7 +111,7 @@ def test_processes_are_replaced_one_by_one_and_each_job_runs_once(recycled: Recy
         for job in recycled.tasks.naps.map(list(range(jobs, jobs + 200))):
             pids[job.result(timeout=60)] += 1
         jobs += 200
-    assert len(pids) >= 10, f"{pids}\n{worker.output}"
+    assert len(pids) >= 10, f"{pids}\n{worker.output}\n{recycled.named('start')} {recycled.named('stop')}"
     assert Counter(recycled.named("run")) == {str(number): 1 for number in range(jobs)}
     recycled.assert_none_was_missing_and_one_too_many(kind.processes)
     worker.signal(signal.SIGTERM)

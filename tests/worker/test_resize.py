@@ -203,7 +203,7 @@ def test_beyond_what_it_was_started_for_a_worker_has_to_start_again(resized: Res
     worker = resized.start(PROCESS, 1)
     said = resized.resize("-c", 4000, code=1)
     assert "mill refused: that takes" in said
-    assert "start it again" in said
+    assert "restart it" in said
     assert "Nothing was changed" in said
     assert "it has no threads: restart it with --threads" in resized.resize("--threads", 2, code=1)
     assert "-c sets the number" in resized.resize("--processes", 2, code=1)

@@ -767,11 +767,15 @@ impl IoLoop {
         // The leading caller waits on this socket.
         if let ConnectPhase::Connected { socket, .. } = &state.phase {
             let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
-            if state.session.start(state.closing.is_some()) == BrokerStart::No {
-                tracing::info!(
-                    "the broker at {} was stopped; waiting until a client starts it again",
-                    self.shared.broker
-                );
+            // A broker that is about to exit accepts further connections, and ends each at once.
+            let was_welcome = state.session.trouble().is_none();
+            if was_welcome && state.session.start(state.closing.is_some()) == BrokerStart::No {
+                let broker = &self.shared.broker;
+                let starter = match broker.starts_with("local:") {
+                    true => "a client starts it again",
+                    false => "it is started again",
+                };
+                tracing::info!("the broker at {broker} was stopped; waiting until {starter}");
             }
         }
         state.read_by = ReadBy::Thread;
