@@ -84,7 +84,7 @@ const OPTIONS: &[(&[&str], &str)] = &[
     ),
     (
         &["-l", "--loglevel", "--logging-level"],
-        "it is `--log-level info`; -v is `--log-level debug`",
+        "it is `--log-level LEVEL`; Celery's `-l info`, with a line for each job, is `-v`",
     ),
     (
         &["-P", "--pool", "--worker-class", "-w"],
@@ -206,7 +206,7 @@ mod tests {
         check("penstock -A shop worker -l info", "first argument");
         check("penstock worker -A shop", "first argument");
         check("penstock worker --app=shop", "first argument");
-        check("penstock worker shop:app -l info", "--log-level");
+        check("penstock worker shop:app -l info", "each job, is `-v`");
         check("penstock worker shop:app --loglevel=info", "--log-level");
         check("penstock worker shop:app --pool solo", "its own process");
         check("penstock worker shop:app -P gevent", "its own process");
