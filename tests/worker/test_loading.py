@@ -26,7 +26,8 @@ APP_ERROR = 3
         (":app", "", "write module:app"),
         ("thing:", "", "write module:app"),
         ("../thing.py", "", "write module:app"),
-        ("thing.py", "", "write module:app"),
+        ("thing.py", "", "did you mean thing:app?"),
+        ("./thing.py:shop", "", "did you mean thing:shop?"),
         ("thing", "", "the module 'thing' has no penstock.App"),
         (
             "thing",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import time
 import traceback
 from collections import Counter
@@ -63,6 +64,9 @@ def load(place: str) -> Loaded:
     """Import the app at ``module:app``, or the one app of ``module``, then the modules that it includes."""
     module, _, name = place.partition(":")
     is_path = "/" in module or module.startswith(".") or os.path.isfile(module)
+    if os.path.isfile(module) and re.fullmatch(r"(\./)?([^\W\d]\w*/)*[^\W\d]\w*\.py", module):
+        meant = module.removeprefix("./").removesuffix(".py").replace("/", ".")
+        raise LoadError(f"{module!r} is a file, not a module; did you mean {meant}:{name or 'app'}?")
     if not module or place.endswith(":") or is_path:
         raise LoadError(
             f"{place!r} does not name an app: write module:app, for instance shop.tasks:app, which is in shop/tasks.py"
