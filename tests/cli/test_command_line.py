@@ -98,6 +98,7 @@ def test_an_empty_url_in_the_environment_names_no_broker(project):
     run = project.penstock("status", PENSTOCK_URL="")
     assert run.returncode == 69, run.output
     assert f"no broker is running for {project.directory}" in run.output
+    assert "or a new worker, starts it" in run.output
 
 
 @pytest.mark.parametrize(

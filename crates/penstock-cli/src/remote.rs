@@ -328,7 +328,7 @@ pub fn find_socket(paths: &LocalPaths) -> Result<Option<PathBuf>, CommandError> 
 
 pub fn not_running(paths: &LocalPaths) -> String {
     format!(
-        "no broker is running for {}; the first client or worker starts it",
+        "no broker is running for {}; the next program that enqueues, or a new worker, starts it",
         paths.directory.display()
     )
 }

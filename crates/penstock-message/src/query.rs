@@ -638,6 +638,7 @@ impl fmt::Display for Notice {
             } => {
                 let (others, them) = match others {
                     0 => (String::new(), "it"),
+                    1 => (" or 1 other task".to_owned(), "them"),
                     _ => (format!(" or {others} other tasks"), "them"),
                 };
                 write!(
@@ -656,6 +657,7 @@ impl fmt::Display for Notice {
             } => {
                 let others = match others {
                     0 => String::new(),
+                    1 => " and 1 other task".to_owned(),
                     _ => format!(" and {others} other tasks"),
                 };
                 write!(
@@ -725,5 +727,27 @@ impl fmt::Display for Notice {
                  `penstock journal check`"
             ),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_notice_counts_the_other_tasks() {
+        let check = |others, expected: &str| {
+            let notice = Notice::UnknownTask {
+                queue: "mail".to_owned(),
+                task: "shop.greet".to_owned(),
+                others,
+                waiting: 5,
+            };
+            let text = notice.to_string();
+            assert!(text.contains(expected), "{text}");
+        };
+        check(0, "has the task \"shop.greet\": 5 jobs wait");
+        check(1, "has the task \"shop.greet\" or 1 other task: 5 jobs wait");
+        check(2, "has the task \"shop.greet\" or 2 other tasks: 5 jobs wait");
     }
 }

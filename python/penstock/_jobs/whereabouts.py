@@ -69,12 +69,15 @@ def _in_words(held: dict[str, Any], consumers: int, url: str) -> str:
                 return f"{waits}, which exists only in this process: run its jobs with penstock.testing.worker(app)"
             return f"{waits}, which no worker serves; start one with: penstock worker MODULE:APP -Q {queue}"
         if held["task_unknown"]:
-            problem = (
-                "the one worker that serves it has no task"
+            problem, which = (
+                ("the one worker that serves it has no task", "it")
                 if consumers == 1
-                else "no worker that serves it has the task"
+                else ("no worker that serves it has the task", "one")
             )
-            return f"{waits}, and {problem} {held['task']}; start one that has: penstock worker MODULE:APP -Q {queue}"
+            return (
+                f"{waits}, and {problem} {held['task']}; restart {which}, if the task is new (a worker loads code"
+                f" once), or start one that has the task: penstock worker MODULE:APP -Q {queue}"
+            )
         if consumers == 1:
             return f"{waits}, which 1 worker serves"
         return f"{waits}, which {consumers} consumers serve: a worker has one for each kind of slot"
