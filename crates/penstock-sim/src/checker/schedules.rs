@@ -430,11 +430,11 @@ impl Checker {
         let events = self.story.len();
         self.looked_at = 0;
         let mut lost = Vec::new();
-        for job in &self.unsafe_jobs {
+        for (job, plan) in &self.unsafe_jobs {
             // A broker that has lost a change of the schedule creates the job by the earlier plan.
-            let is_elsewhere = broker
-                .line_of(job)
-                .is_some_and(|line| !self.model.was_scheduled_to(*job, line));
+            let is_elsewhere = broker.line_of(job).is_some_and(|line| {
+                !is_line_of(broker, job, plan) && !self.model.was_scheduled_to(*job, line)
+            });
             if broker.knows(job) && !is_elsewhere {
                 continue;
             }
@@ -471,7 +471,7 @@ impl Checker {
 
     /// Reports a job that a schedule has created to the model.
     fn was_made(&mut self, name: &ScheduleName, job: MessageId, plan: &SchedulePlan) -> Verdict {
-        self.unsafe_jobs.insert(job);
+        self.unsafe_jobs.insert(job, plan.clone());
         self.tell(Event::Scheduled(name.clone(), job, Box::new(plan.clone())))
     }
 
