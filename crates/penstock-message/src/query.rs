@@ -747,7 +747,13 @@ mod tests {
             assert!(text.contains(expected), "{text}");
         };
         check(0, "has the task \"shop.greet\": 5 jobs wait");
-        check(1, "has the task \"shop.greet\" or 1 other task: 5 jobs wait");
-        check(2, "has the task \"shop.greet\" or 2 other tasks: 5 jobs wait");
+        check(
+            1,
+            "has the task \"shop.greet\" or 1 other task: 5 jobs wait",
+        );
+        check(
+            2,
+            "has the task \"shop.greet\" or 2 other tasks: 5 jobs wait",
+        );
     }
 }
