@@ -56,6 +56,22 @@ REQUESTS = """
         pass
 """
 
+WITHOUT_A_BROKER = """
+    import logging
+    import django
+    django.setup()
+    # Without DEBUG, Django's own handlers only send mail.
+    logging.basicConfig()
+
+    from django.core.management import call_command
+    from django.test import Client
+    from shop.models import Order
+
+    call_command("migrate", run_syncdb=True, verbosity=0)
+    assert Client().get("/buy?to=ada@example.org").status_code == 202
+    assert Order.objects.count() == 1
+"""
+
 
 CONNECTIONS = """
     import django
@@ -95,6 +111,13 @@ def test_the_page_works_as_it_says(project):
     assert "WARN" not in worker.output
     assert project.status()["queues"][0]["ready"] == 0
     assert Path(project.directory, "shop", "db.sqlite3").exists()
+
+
+def test_a_request_does_not_fail_because_no_broker_answers(project):
+    write_project(project)
+    nobody = f"unix:{project.directory}/nobody.sock"
+    output = project.python(WITHOUT_A_BROKER, DJANGO_SETTINGS_MODULE="shop.settings", PENSTOCK_URL=nobody)
+    assert "ERROR:django.db.backends.base:" in output and "BrokerUnavailable" in output, output
 
 
 def test_a_worker_whose_django_is_not_set_up_says_so(project):
