@@ -46,6 +46,8 @@ pub struct Model {
     /// Results that may be either of two. A bulk operation cancelled these jobs just as a failed group blocked them or
     /// was retried. The broker works in steps, so the cancellation may have come first or second.
     either: BTreeSet<Key>,
+    /// Jobs that a person has retried, also if a group has taken their place since.
+    retried: BTreeSet<MessageId>,
     /// Places of items that were blocked by a failed group when a bulk operation cancelled them, since the last quiet
     /// moment.
     ending_blocked: BTreeSet<usize>,
@@ -779,6 +781,7 @@ impl Model {
         if let Some(stored) = self.values.remove(&Key::Result(id)) {
             self.on_their_way.insert(Key::Result(id), stored);
         }
+        self.retried.insert(id);
         let place = self.next_place();
         let item = &mut self.items[index];
         item.state = State::Waiting;

@@ -114,8 +114,10 @@ impl Model {
         let count = self.joins.get(&join).map_or(0, |join| join.count);
         (0..count).any(|index| {
             let inner = self.by_place.get(&(join, index));
-            let mut items = self.with_id(MessageId::member(join, index));
-            inner.is_some_and(|inner| self.was_retried(*inner))
+            let id = MessageId::member(join, index);
+            let mut items = self.with_id(id);
+            self.retried.contains(&id)
+                || inner.is_some_and(|inner| self.was_retried(*inner))
                 || items.any(|item| {
                     item.generation > 0 || item.held_by.is_some_and(|by| self.was_retried(by))
                 })
