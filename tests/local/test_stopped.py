@@ -122,3 +122,16 @@ def test_a_worker_whose_directory_is_deleted_ends_and_says_why(project: Project)
     assert f"the directory {project.data} was deleted" in worker.output
     assert worker.output.count("was deleted") == 1
     assert not Path(project.data).exists()
+
+
+def test_a_worker_of_a_stopped_server_waits_for_whoever_starts_servers(project: Project) -> None:
+    project.write("tasks.py", TASKS)
+    listen = f"unix:{project.directory}/socket"
+    server = project.start("penstock", "server", "--listen", listen, "--data", project.data)
+    server.wait_for_output("listening")
+    worker = project.worker("tasks:app", "-c", "1", "--url", listen)
+    worker.wait_for_output("is connected")
+    server.signal(signal.SIGTERM)
+    assert server.wait() == 0, server.output
+    worker.wait_for_output(f"the broker at {listen} was stopped; waiting until it is started again")
+    assert worker.output.count("was stopped; waiting until") == 1, worker.output

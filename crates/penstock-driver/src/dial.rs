@@ -12,6 +12,11 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, sockopt};
 pub trait Dial: Send + Sync {
     /// Returns a connected non-blocking socket.
     fn dial(&self, give_up_at: Instant, start: BrokerStart) -> Result<OwnedFd, DialError>;
+
+    /// Whether it can start a missing broker.
+    fn starts_brokers(&self) -> bool {
+        false
+    }
 }
 
 /// Whether a missing broker may be started, if a client can do that.

@@ -771,7 +771,7 @@ impl IoLoop {
             let was_welcome = state.session.trouble().is_none();
             if was_welcome && state.session.start(state.closing.is_some()) == BrokerStart::No {
                 let broker = &self.shared.broker;
-                let starter = match broker.starts_with("local:") {
+                let starter = match self.shared.dial.starts_brokers() {
                     true => "a client starts it again",
                     false => "it is started again",
                 };

@@ -130,6 +130,10 @@ impl Local {
 }
 
 impl Dial for Local {
+    fn starts_brokers(&self) -> bool {
+        true
+    }
+
     fn dial(&self, give_up_at: Instant, start: BrokerStart) -> Result<OwnedFd, DialError> {
         let mut started: Option<Started> = None;
         let mut look = FIRST_POLL;

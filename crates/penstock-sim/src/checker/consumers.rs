@@ -17,9 +17,9 @@ pub(super) struct ConsumerView {
     pub(super) credit: u64,
     /// Number of deliveries that it had requested before it was stopped.
     credit_before: u64,
-    /// Number of deliveries since then. Some of them may have been handed out before, so as many of its requests may
-    /// still be open.
+    /// Number of deliveries since then that were charged to later requests, although they may have been handed out before.
     paid_since: u64,
+    /// Number of requests that may still be open because of such deliveries.
     credit_at_most: u64,
     pub(super) queues: BTreeSet<String>,
     /// Tasks that it can run; `None`: any.
