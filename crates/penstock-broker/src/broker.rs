@@ -304,6 +304,11 @@ impl Broker {
         timers.into_iter().chain(asks).min()
     }
 
+    /// Returns the position of the last record that was made, whether or not it was polled. For the simulator.
+    pub fn last_position(&self) -> Position {
+        Position(self.next_position.0 - 1)
+    }
+
     /// Returns the position of the next record to be polled or written.
     pub fn next_position(&self) -> Position {
         self.records

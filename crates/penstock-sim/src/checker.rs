@@ -319,7 +319,7 @@ impl Checker {
             tx,
             receipt,
             moment,
-            position: broker.next_position().0 - 1,
+            position: broker.last_position().0,
             is_public: false,
         };
         self.txs.insert(self.told, decided);
