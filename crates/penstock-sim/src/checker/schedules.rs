@@ -283,14 +283,14 @@ impl Checker {
         if was_queued == Some(time) {
             return Ok(());
         }
-        let jobs = self.model.next_in_place_of(job).into_iter();
+        let jobs = self.model.makes_way_with(job).into_iter();
         let ids: BTreeSet<MessageId> = jobs
             .map(|index| self.model.items[index].message.id)
             .collect();
         // After a change, the time may belong to another plan, which cancels nothing.
         if surely || ids.iter().any(|id| broker.is_to_stop(id)) {
             let moment = Self::moment_of(&ids, broker);
-            let position = broker.next_position().0 - 1;
+            let position = broker.last_position().0;
             self.tell(Event::MakesWay(
                 name.clone(),
                 time,

@@ -179,7 +179,7 @@ impl Model {
     fn may_have_made_way(&mut self, name: &ScheduleName) {
         let last = self.schedules.get(name).and_then(|schedule| schedule.last);
         let Some(last) = last else { return };
-        for index in self.next_in_place_of(last) {
+        for index in self.makes_way_with(last) {
             if !matches!(
                 self.items[index].state,
                 State::Leased { .. } | State::Ended(_)
@@ -216,17 +216,29 @@ impl Model {
     pub fn makes_way(&mut self, job: MessageId, moment: &Moment) {
         self.moment.clone_from(moment);
         self.another_order();
-        for index in self.next_in_place_of(job) {
+        if self.runs_as_workflow(job) {
+            self.cancelled.insert(job);
+        }
+        for index in self.makes_way_with(job) {
             self.stop(index, OnRunning::Ask);
         }
     }
 
-    /// Returns the places of a job's copies, or of the jobs of the group that runs in its place.
-    pub fn next_in_place_of(&self, job: MessageId) -> Vec<usize> {
-        let copies = self.by_id.get(&job).cloned().unwrap_or_default();
-        match copies.is_empty() {
-            true => self.in_place_of(job).unwrap_or_default(),
-            false => copies,
+    /// Whether a group has replaced the job, which is a workflow since.
+    fn runs_as_workflow(&self, job: MessageId) -> bool {
+        self.by_id.get(&job).is_none_or(Vec::is_empty)
+    }
+
+    /// Returns the places of the jobs that stop when a job of a schedule makes way: its copies or, once a group has
+    /// replaced it, all jobs of the workflow that it has become.
+    pub fn makes_way_with(&self, job: MessageId) -> Vec<usize> {
+        match self.runs_as_workflow(job) {
+            true => {
+                let all = self.items.iter().enumerate();
+                let its = all.filter(|(_, item)| item.workflow() == Some(job));
+                its.map(|(index, _)| index).collect()
+            }
+            false => self.by_id[&job].clone(),
         }
     }
 
