@@ -46,7 +46,7 @@ pub struct Model {
     /// Results that may be either of two. A bulk operation cancelled these jobs just as a failed group blocked them or
     /// was retried. The broker works in steps, so the cancellation may have come first or second.
     either: BTreeSet<Key>,
-    /// Jobs that a person has retried, also if a group has taken their place since.
+    /// Jobs that a person has retried, and jobs that waited for one, also if a group has taken their place since.
     retried: BTreeSet<MessageId>,
     /// Places of items that were blocked by a failed group when a bulk operation cancelled them, since the last quiet
     /// moment.
@@ -714,6 +714,10 @@ impl Model {
         if self.is_of_cancelled_workflow(index) {
             self.end(index, End::Purged);
             return false;
+        }
+        let held_by = self.items[index].held_by;
+        if held_by.is_some_and(|join| self.was_retried(join)) {
+            self.retried.insert(lease.message);
         }
         let item = &mut self.items[index];
         item.state = State::Ended(End::Replaced);

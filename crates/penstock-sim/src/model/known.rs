@@ -110,7 +110,7 @@ impl Model {
     }
 
     /// Whether a person has retried a member of the join, or any predecessor of one.
-    fn was_retried(&self, join: JoinId) -> bool {
+    pub(super) fn was_retried(&self, join: JoinId) -> bool {
         let count = self.joins.get(&join).map_or(0, |join| join.count);
         (0..count).any(|index| {
             let inner = self.by_place.get(&(join, index));
