@@ -6,8 +6,10 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::time::Duration;
 
+use crate::strangers::commit;
 use crate::support::*;
-use penstock_message::{Op, Tx};
+use bytes::Bytes;
+use penstock_message::{MessageId, Op, Tx};
 use penstock_wire::proto::{self, ToBroker};
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::Signal;
@@ -48,6 +50,40 @@ fn it_leaves_after_its_last_client() {
 #[test]
 fn it_leaves_when_nobody_ever_comes() {
     assert!(LocalProgram::start("0.1").process.ended().success());
+}
+
+#[test]
+fn it_rests_while_it_waits_for_a_slow_client_at_the_end() {
+    let mut broker = LocalProgram::start("60");
+    let mut client = RawClient::unix(&broker.socket()).join(1);
+    let job = Op::Publish {
+        queues: vec!["jobs".to_owned()],
+        message: message(MessageId([1; 16]), Bytes::from(vec![7; 4 << 20])),
+        due: None,
+        unless_key: None,
+    };
+    client.send(&commit(1, vec![Tx::from(vec![job])]));
+    assert!(client.hear().unwrap().confirm.is_some());
+    client.send(&ToBroker {
+        consumers: vec![proto::Consumer {
+            queues: vec!["jobs".to_owned()],
+            add_credit: 1,
+            ..proto::Consumer::default()
+        }],
+        ..ToBroker::default()
+    });
+    // The client reads nothing more, and the job does not fit into the socket.
+    let pid = broker.process.pid();
+    broker.process.signal(Signal::TERM);
+    // By then it would have looked after its directory again.
+    assert!(!wait_for_end(pid, Duration::from_millis(1_500)));
+    let (_, _, busy_before) = usage(pid);
+    assert!(!wait_for_end(pid, Duration::from_millis(1_000)));
+    let (_, _, busy) = usage(pid);
+    let busy = busy - busy_before;
+    assert!(busy <= Duration::from_millis(100), "{busy:?} of one second");
+    drop(client);
+    assert!(broker.process.ended().success());
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Starts real processes of the real program, each in its own directory, and stops them when a test ends.
 
+use std::fs;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
@@ -156,6 +157,27 @@ pub fn wait_for_end(pid: Pid, patience: Duration) -> bool {
             Err(error) => panic!("{error}"),
         }
     }
+}
+
+/// Resources of a process: resident memory in bytes, open files, and CPU time.
+pub fn usage(pid: Pid) -> (u64, usize, Duration) {
+    let place = format!("/proc/{}", pid.as_raw_nonzero());
+    let status = fs::read_to_string(format!("{place}/status")).expect("it runs");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let resident = line.and_then(|line| line.trim().strip_suffix(" kB"));
+    let resident: u64 = resident.and_then(|kb| kb.parse().ok()).expect("a number");
+    let files = fs::read_dir(format!("{place}/fd"))
+        .expect("it runs")
+        .count();
+    let stat = fs::read_to_string(format!("{place}/stat")).expect("it runs");
+    let (_, fields) = stat.rsplit_once(')').expect("a name in brackets");
+    let fields: Vec<u64> = fields
+        .split_whitespace()
+        .map(|field| field.parse().unwrap_or(0))
+        .collect();
+    // User and system time, in ticks of 10 ms.
+    let ticks = fields[11] + fields[12];
+    (resident * 1024, files, Duration::from_millis(ticks * 10))
 }
 
 /// Targets for a log that accept no line: a pipe whose reader has exited (`| head`), and a full disk.

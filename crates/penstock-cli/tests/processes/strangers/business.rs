@@ -1,11 +1,8 @@
 //! Measures how strangers affect others: the times of a client's confirms, and the server's resources.
 
-use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
-
-use rustix::process::Pid;
 
 use super::{commit, hello_of, is_long_run, note};
 use crate::support::*;
@@ -108,25 +105,4 @@ pub fn assert_not_disturbed(alone: Duration, meanwhile: Duration) {
             "{meanwhile:?} beside it, {alone:?} alone"
         );
     }
-}
-
-/// Resources of a process: resident memory in bytes, open files, and CPU time.
-pub fn usage(pid: Pid) -> (u64, usize, Duration) {
-    let place = format!("/proc/{}", pid.as_raw_nonzero());
-    let status = fs::read_to_string(format!("{place}/status")).expect("it runs");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let resident = line.and_then(|line| line.trim().strip_suffix(" kB"));
-    let resident: u64 = resident.and_then(|kb| kb.parse().ok()).expect("a number");
-    let files = fs::read_dir(format!("{place}/fd"))
-        .expect("it runs")
-        .count();
-    let stat = fs::read_to_string(format!("{place}/stat")).expect("it runs");
-    let (_, fields) = stat.rsplit_once(')').expect("a name in brackets");
-    let fields: Vec<u64> = fields
-        .split_whitespace()
-        .map(|field| field.parse().unwrap_or(0))
-        .collect();
-    // User and system time, in ticks of 10 ms.
-    let ticks = fields[11] + fields[12];
-    (resident * 1024, files, Duration::from_millis(ticks * 10))
 }

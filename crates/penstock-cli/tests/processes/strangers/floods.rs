@@ -11,7 +11,7 @@ use penstock_message::Op;
 use penstock_wire::proto::{self, ToBroker, close::Why};
 use rustix::process::{Resource, Rlimit, prlimit};
 
-use super::business::{assert_not_disturbed, beside_business, compare_business, rounds, usage};
+use super::business::{assert_not_disturbed, beside_business, compare_business, rounds};
 use super::{commit, framed, hello_of, is_long_run, publish, stranger, strangers};
 use crate::server::serve;
 use crate::support::*;

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use penstock_wire::proto::{self, ToBroker, close::Why};
 use penstock_wire::{MAX_FRAME_BYTES, MAX_HELLO_BYTES};
 
-use super::business::{assert_not_disturbed, beside_business, rounds, usage};
+use super::business::{assert_not_disturbed, beside_business, rounds};
 use super::{commit, framed, hello_of, publish, stranger, strangers};
 use crate::server::serve;
 use crate::support::*;
