@@ -518,21 +518,16 @@ impl Server {
         }
         let due = self.engine.next_deadline_ms();
         // A broker that is stopping needs no more reasons to exit.
-        let reasons_to_exit = match self.stopping {
-            true => [None, None],
-            false => [
-                self.local.is_some().then_some(self.recheck_at),
-                self.lingers_until(),
-            ],
-        };
+        let may_leave = !self.stopping;
         let deadlines = [
             due.map(|due_ms| self.clock.at(due_ms)),
             self.closing.values().map(|(_, until)| *until).min(),
             self.accept_at,
+            (may_leave && self.local.is_some()).then_some(self.recheck_at),
+            self.lingers_until().filter(|_| may_leave),
             self.memory.deadline(),
         ];
-        let deadlines = deadlines.into_iter().chain(reasons_to_exit);
-        let next = deadlines.flatten().min()?;
+        let next = deadlines.into_iter().flatten().min()?;
         Some(next.saturating_duration_since(Instant::now()))
     }
 
