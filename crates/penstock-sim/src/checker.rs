@@ -319,7 +319,7 @@ impl Checker {
             tx,
             receipt,
             moment,
-            position: broker.last_position().0,
+            position: broker.next_position().0 - 1,
             is_public: false,
         };
         self.txs.insert(self.told, decided);
