@@ -5,7 +5,7 @@
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
 
-SEEDS ?= 200
+SEEDS ?= 500
 FUZZ_SECONDS ?= 60
 TARGETS ?= journal frames broker slots
 HOSTILE ?= 100000
@@ -58,7 +58,7 @@ lint: .venv/.ready ## check formatting, lints and types
 	$(python) -m mypy
 	$(python) -m basedpyright
 
-simulate: ## run the simulator over SEEDS=200 seeds FROM=1, or replay and shrink one with SEED=8211 (all of it: WHOLE=1)
+simulate: ## run the simulator over SEEDS=500 seeds FROM=1, or replay and shrink one with SEED=8211 (all of it: WHOLE=1)
 	@mkdir -p .ran
 	@$(simulator) $(if $(SEED),--seed $(SEED) $(if $(WHOLE),--whole) $(if $(PLANT),--planted $(PLANT)),--seeds $(SEEDS) --from $(or $(FROM),1)) | tee .ran/simulate.txt
 
