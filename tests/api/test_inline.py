@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import os
+import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -395,3 +399,45 @@ def test_a_call_has_what_it_was_enqueued_with(app):
         "shop.send('ada', body='hello')  queue='mail', priority=9, countdown=1.5, expires=60.0, durability='os',"
         " retries=(1.0, 2.5), headers={'tenant': 'north', 'trace': '7'}, result_ttl=60.0"
     )
+
+
+class TestBusyMachine:
+    """Where a broker takes longer to answer than a wait looks for running jobs."""
+
+    @pytest.fixture
+    def add(self):
+        app = App("shop", "unix:/nonexistent/broker.sock")
+        return app.task(name="shop.add")(lambda a, b: a + b)
+
+    @contextmanager
+    def silence(self, job: penstock.Job[int]) -> Iterator[None]:
+        """Stop the job's broker, and let it go on while the block waits for it."""
+        broker = job._app._connected()._client.status(PATIENCE_S)["broker_pid"]
+        os.kill(broker, signal.SIGSTOP)
+        timer = threading.Timer(0.3, os.kill, (broker, signal.SIGCONT))
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.join()
+
+    def test_a_result_is_waited_for(self, add):
+        with inline(add.app):
+            job = add.delay(1, 2)
+            with self.silence(job):
+                assert job.result() == 3
+
+    def test_the_results_of_a_group_are_waited_for(self, add):
+        with inline(add.app):
+            workflow = penstock.group(add.s(1, number) for number in range(3)).delay()
+            job = workflow[0]
+            with self.silence(job):
+                assert workflow.result() == [1, 2, 3]
+            with self.silence(job):
+                assert penstock.results([*workflow]) == [1, 2, 3]
+
+    def test_a_job_that_nothing_runs_is_reported_by_the_broker(self, add):
+        with capture(add.app):
+            job = add.delay(1, 2)
+            with self.silence(job), pytest.raises(ResultTimeout, match="nothing runs that could end it"):
+                job.result()
