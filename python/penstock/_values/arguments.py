@@ -302,14 +302,26 @@ class ChunkArguments:
 
 
 class UncheckedArguments(Arguments):
-    """Arguments of a task whose signature is not known here. Accepts any, without a version."""
+    """Arguments of a task whose signature is not known here. Accepts any, without a version.
+
+    It shares one signature, and generates no function to bind it: a program may send to thousands of names once each.
+    """
 
     def __init__(self, task: str, custom: Mapping[str, CustomType], job_of: Callable[[bytes], object]) -> None:
-        super().__init__(task, _takes_anything, custom, job_of)
+        self._task = task
+        self._parameters = _ANY_PARAMETERS
+        self._hints = {}
+        self._result_check = None
+        self.codec = Codec(shapes_in((), custom), custom, job_of)
+        self.bind = _take_anything
         self._version = _UNKNOWN_VERSION
+        self.takes_stream = False
 
 
-def _takes_anything(*args: Any, **kwargs: Any) -> None: ...
+def _take_anything(*args: Any, **kwargs: Any) -> None: ...
+
+
+_ANY_PARAMETERS = inspect.signature(_take_anything).parameters
 
 
 def _version(parameters: Mapping[str, inspect.Parameter], hints: Mapping[str, Any], codec: Codec) -> int:
