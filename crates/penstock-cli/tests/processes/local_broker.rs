@@ -73,6 +73,7 @@ fn it_rests_while_it_waits_for_a_slow_client_at_the_end() {
         ..ToBroker::default()
     });
     // The client reads nothing more, and the job does not fit into the socket.
+    client.is_sent_something();
     let pid = broker.process.pid();
     broker.process.signal(Signal::TERM);
     // By then it would have looked after its directory again.

@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::TcpStream;
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
@@ -301,6 +302,17 @@ impl<S: Read + Write> RawClient<S> {
                 Err(error) => panic!("the connection ends in order, not by {error}"),
             }
         }
+    }
+
+    /// Waits until something has arrived, and leaves it unread.
+    pub fn is_sent_something(&self)
+    where
+        S: AsFd,
+    {
+        let mut first = [PollFd::new(&self.socket, PollFlags::IN)];
+        let limit = PATIENCE.try_into().expect("a short time");
+        let ready = poll(&mut first, Some(&limit)).expect("a socket");
+        assert_eq!(ready, 1, "nothing arrives");
     }
 
     /// Returns why the connection was closed, once it is.
