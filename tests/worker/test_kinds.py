@@ -32,7 +32,9 @@ TASKS = """
         note(f"stop {os.getpid()} {threading.get_native_id()}")
 
     @app.task(**SLOT)
-    @DEF place() -> tuple[int, int]:
+    @DEF place(takes_s: float = 0) -> tuple[int, int]:
+        if takes_s:
+            @SLEEP(takes_s)
         return os.getpid(), threading.get_native_id()
 
     @app.task(**SLOT)
@@ -249,7 +251,8 @@ def test_what_a_process_was_sent_before_it_could_record_no_error_is_for_others(k
     eventually(lambda: kinds.notes("waits") == ["beside"], 30)
     pid, _ = tasks.place.delay().result(timeout=30)
     tasks.breaks_what_records_errors.delay()
-    sent = [tasks.place.delay() for _ in range(20)]
+    # Too long for all of them to begin before the error.
+    sent = [tasks.place.delay(0.3) for _ in range(20)]
     kinds.project.worker("kinds:app", "-c", "1", *kind.options[2:])
     places = [job.result(timeout=30)[0] for job in sent]
     assert any(place != pid for place in places)

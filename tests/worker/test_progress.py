@@ -177,8 +177,8 @@ def test_nothing_is_left_of_the_progress_of_a_process_that_was_killed(shop: Shop
     shop.start(kind)
     job = shop.stays()
     eventually(lambda: job.progress() is not None)
-    shop.go()
     os.kill(int(shop.notes("stays")[0]), signal.SIGKILL)
+    shop.go()
     assert job.wait(60) is JobState.SUCCEEDED
     assert job.info().crashes == 1 and len(shop.notes("stays")) == 2
     assert job.progress() == Progress(2, 2, "all")
