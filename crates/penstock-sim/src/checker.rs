@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use penstock_broker::{Broker, BrokerOptions, ConnId};
 use penstock_message::{
     CancelOrder, Delivery, Durability, Key, KeyState, Lease, MessageId, Op, Receipt, RefusedWait,
-    SchedulePlan, SessionId, Space, Target, Tx,
+    ScheduleName, SchedulePlan, SessionId, Space, Target, Tx,
 };
 use penstock_wire::proto::{ToClient, close::Why};
 use penstock_wire::{Decoder, MAX_FRAME_BYTES, convert};
@@ -94,7 +94,7 @@ pub struct Checker {
     looks: Looks,
     base_looks: Looks,
     /// Jobs of schedules that a crash may take back, since they were created after the last quiet moment, with their plans.
-    unsafe_jobs: BTreeMap<MessageId, SchedulePlan>,
+    unsafe_jobs: BTreeMap<MessageId, (ScheduleName, SchedulePlan)>,
     pub counts: Counts,
     /// Story of the model in words, for people who follow along.
     pub words: Option<Vec<String>>,

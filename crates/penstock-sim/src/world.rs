@@ -54,7 +54,7 @@ pub struct Without {
 pub const FAULT_POINTS: &str = "fault points";
 
 /// Names of parts that a run can omit.
-pub const NAMES: [&str; 22] = [
+pub const NAMES: [&str; 23] = [
     FAULT_POINTS,
     "kills",
     "power cuts",
@@ -65,6 +65,7 @@ pub const NAMES: [&str; 22] = [
     "clock steps",
     "clock jumps",
     "stalls",
+    "clock steps while down",
     "delays",
     "groups",
     "locks",
@@ -138,6 +139,11 @@ fn cancels_many(seed: u64) -> bool {
     Rng::new(seed.rotate_left(16)).one_in(4)
 }
 
+/// Draws whether somebody sets the wall clock while no broker runs, from a separate generator.
+fn sets_clock_while_down(seed: u64) -> bool {
+    Rng::new(seed.rotate_left(40)).one_in(4)
+}
+
 /// Draws whether clients publish trees of steps, from a separate generator.
 fn builds_trees(seed: u64) -> bool {
     Rng::new(seed.rotate_left(8)).one_in(3)
@@ -169,6 +175,7 @@ struct Plan {
     clock_steps: u64,
     clock_jumps: u64,
     stalls: u64,
+    clock_steps_while_down: u64,
     /// Number of connections per poor one, which is half-open sooner or later, or a trickle; 0: none is poor.
     poor_lines: u64,
     /// Whether the next client that connects restarts a dead broker.
@@ -232,6 +239,7 @@ impl<'a> World<'a> {
             clock_steps: if rng.one_in(4) { 3 } else { 0 },
             clock_jumps: if rng.one_in(8) { 2 } else { 0 },
             stalls: fault(&mut rng, 3),
+            clock_steps_while_down: if sets_clock_while_down(seed) { 3 } else { 0 },
             poor_lines: if rng.one_in(3) { 1 + rng.below(6) } else { 0 },
             starts_on_demand: rng.one_in(3),
         };
@@ -368,6 +376,7 @@ impl<'a> World<'a> {
                 "clock steps" => plan.clock_steps = 0,
                 "clock jumps" => plan.clock_jumps = 0,
                 "stalls" => plan.stalls = 0,
+                "clock steps while down" => plan.clock_steps_while_down = 0,
                 "few failed jobs" => {
                     let usual = BrokerOptions::default();
                     let options = &mut self.options.broker;
@@ -413,6 +422,7 @@ impl<'a> World<'a> {
             plan.clock_steps,
             plan.clock_jumps,
             plan.stalls,
+            plan.clock_steps_while_down,
         ];
         let usual = 1_000;
         let mut drawn = self.rng.below(usual + faults.iter().sum::<u64>());
@@ -474,13 +484,7 @@ impl<'a> World<'a> {
             Some(3) => self.client_loses_connection(),
             Some(4) => self.client_dies(),
             Some(5) => {
-                // Smaller changes do not count as steps.
-                let by_ms = 200
-                    + match self.rng.below(3) {
-                        0 => self.rng.below(2_000),
-                        1 => self.rng.below(60_000),
-                        _ => self.rng.below(120_000),
-                    };
+                let by_ms = self.clock_step_ms();
                 self.set_the_wall(by_ms)
             }
             Some(6) => {
@@ -491,6 +495,15 @@ impl<'a> World<'a> {
                     _ => 30 * 365 * 24 * HOUR_MS,
                 };
                 self.set_the_wall(by_ms)
+            }
+            Some(8) => {
+                let has_died = self.die(Crash::Killed);
+                let by_ms = self.clock_step_ms();
+                self.set_the_wall(by_ms)?;
+                match has_died {
+                    true => self.start_unless_on_demand(),
+                    false => Ok(()),
+                }
             }
             _ => {
                 // The process pauses for a while; then everything is late at once.

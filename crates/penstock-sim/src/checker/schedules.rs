@@ -6,7 +6,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use penstock_broker::{Broker, ScheduleState};
-use penstock_message::{CatchUp, MessageId, Overlap, ScheduleName, SchedulePlan, Space};
+use penstock_message::{
+    CatchUp, Durability, MessageId, Op, Overlap, ScheduleName, SchedulePlan, ScheduleStep, Space,
+};
 use penstock_schedule::{Calendar, seed_of};
 
 use super::Checker;
@@ -430,7 +432,7 @@ impl Checker {
         let events = self.story.len();
         self.looked_at = 0;
         let mut lost = Vec::new();
-        for (job, plan) in &self.unsafe_jobs {
+        for (job, (name, plan)) in &self.unsafe_jobs {
             // A broker that has lost a change of the schedule creates the job by the earlier plan.
             let is_elsewhere = broker.line_of(job).is_some_and(|line| {
                 !is_line_of(broker, job, plan) && !self.model.was_scheduled_to(*job, line)
@@ -438,12 +440,13 @@ impl Checker {
             if broker.knows(job) && !is_elsewhere {
                 continue;
             }
-            if self.model.surely_goes_on(*job) {
+            let may_be_lost = self.was_run_unsafely(name, found_through);
+            if self.model.surely_goes_on(*job) && !may_be_lost {
                 return Err(format!(
                     "job {job} of a schedule was handed out, and is lost"
                 ));
             }
-            if !self.model.was_lent(*job) {
+            if may_be_lost || !self.model.was_lent(*job) {
                 lost.push(*job);
             }
         }
@@ -469,9 +472,22 @@ impl Checker {
         Ok(self.story.len() < events)
     }
 
+    /// Whether a client ordered a run, did not ask for the disk (ours always do), and the order is lost. Such a run may
+    /// create the job of a time that had waited.
+    fn was_run_unsafely(&self, name: &ScheduleName, found_through: u64) -> bool {
+        let is_run = |op: &Op| match op {
+            Op::Schedule { schedule, step } => schedule == name && *step == ScheduleStep::Run,
+            _ => false,
+        };
+        self.txs.values().any(|decided| {
+            let is_lost = decided.position > found_through;
+            is_lost && decided.durability != Durability::Disk && decided.tx.ops.iter().any(is_run)
+        })
+    }
+
     /// Reports a job that a schedule has created to the model.
     fn was_made(&mut self, name: &ScheduleName, job: MessageId, plan: &SchedulePlan) -> Verdict {
-        self.unsafe_jobs.insert(job, plan.clone());
+        self.unsafe_jobs.insert(job, (name.clone(), plan.clone()));
         self.tell(Event::Scheduled(name.clone(), job, Box::new(plan.clone())))
     }
 

@@ -140,6 +140,15 @@ impl World<'_> {
         Ok(())
     }
 
+    /// Draws by how much somebody sets the clock. Smaller changes do not count as steps.
+    pub(super) fn clock_step_ms(&mut self) -> u64 {
+        200 + match self.rng.below(3) {
+            0 => self.rng.below(2_000),
+            1 => self.rng.below(60_000),
+            _ => self.rng.below(120_000),
+        }
+    }
+
     pub(super) fn set_the_wall(&mut self, by_ms: u64) -> Verdict {
         let by_ms = by_ms as i64;
         let by_ms = if self.rng.bool() { by_ms } else { -by_ms };

@@ -77,8 +77,23 @@ impl World<'_> {
     }
 
     pub(super) fn crash(&mut self, crash: Crash) -> Verdict {
+        match self.die(crash) {
+            true => self.start_unless_on_demand(),
+            false => Ok(()),
+        }
+    }
+
+    pub(super) fn start_unless_on_demand(&mut self) -> Verdict {
+        match self.plan.starts_on_demand && !self.healed {
+            true => Ok(()),
+            false => self.start(),
+        }
+    }
+
+    /// Ends the broker, if there is one, and all of its connections.
+    pub(super) fn die(&mut self, crash: Crash) -> bool {
         if self.broker.is_none() {
-            return Ok(());
+            return false;
         }
         self.say(|| format!("{crash:?}"));
         self.broker = None;
@@ -104,10 +119,7 @@ impl World<'_> {
                 seat.conn = None;
             }
         }
-        match self.plan.starts_on_demand && !self.healed {
-            true => Ok(()),
-            false => self.start(),
-        }
+        true
     }
 
     /// Does the shell's work after each call: tasks for the disk, bytes for clients, closing of connections.
