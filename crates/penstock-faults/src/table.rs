@@ -15,6 +15,8 @@ pub enum Finder {
     Simulator,
     /// Tests of the worker: the memory that a supervisor shares with its children is not simulated.
     Worker,
+    /// A script of the broker: the simulator's journals and purges are too small to get there.
+    Script,
     /// Broker scripts drawn at random, and the simulator: each must find the bug on its own.
     Both,
 }
@@ -24,6 +26,14 @@ const fn plant(name: &'static str, promise: &'static str) -> Plant {
         name,
         promise,
         finder: Finder::Simulator,
+    }
+}
+
+const fn of_script(name: &'static str, promise: &'static str) -> Plant {
+    Plant {
+        name,
+        promise,
+        finder: Finder::Script,
     }
 }
 
@@ -417,7 +427,7 @@ pub const PLANTS: &[Plant] = &[
         "carry-no-session",
         "a session outlives the segment it was opened in",
     ),
-    plant(
+    of_script(
         "carry-no-mark",
         "a purge continues, however old the record in which it began",
     ),

@@ -620,6 +620,48 @@ fn a_purge_holds_from_its_mark_on_across_kills() {
     );
 }
 
+/// The record in which a purge began may be gone before the purge is over: what it still has to end is ended, and handed
+/// out to nobody.
+fn purge_continues_without_its_first_record() {
+    check(
+        "
+        a hello                             -> a welcome 0
+        a publish one|publish two           -> a confirm 2
+        disk no-settlements                 -> notice: NoSettlements
+        a purge default                     -> a confirm 3 3:operation-1
+        carry                               ->
+        kill                                ->
+        w hello                             -> w welcome 0
+        w consume default 9                 ->
+        a hello                             -> a welcome 2, a confirm 3 3:operation-1
+        a watch one two                     -> a sees one Cancelled its queue was purged, a sees two Cancelled its queue was purged
+        ",
+    );
+}
+
+#[test]
+fn a_purge_continues_when_the_record_in_which_it_began_is_gone() {
+    purge_continues_without_its_first_record();
+}
+
+#[cfg(feature = "faults")]
+#[test]
+fn planted_bugs_that_the_simulator_hardly_ever_reaches_are_found() {
+    use penstock_faults::{Finder, PLANTS, is_found_by};
+
+    for plant in PLANTS.iter().filter(|plant| plant.finder == Finder::Script) {
+        let script = match plant.name {
+            "carry-no-mark" => purge_continues_without_its_first_record,
+            other => panic!("no script finds {other}"),
+        };
+        assert!(
+            is_found_by(plant.name, script),
+            "{} was not found",
+            plant.name
+        );
+    }
+}
+
 /// Messages that a group holds do not wait in their queue yet, so they are not purged, however soon they are released.
 #[test]
 fn a_group_that_is_released_while_its_queue_is_purged_continues() {
