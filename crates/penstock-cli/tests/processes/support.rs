@@ -3,7 +3,6 @@
 use std::fs;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::TcpStream;
-use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
@@ -170,7 +169,13 @@ pub fn usage(pid: Pid) -> (u64, usize, Duration) {
     let files = fs::read_dir(format!("{place}/fd"))
         .expect("it runs")
         .count();
-    let stat = fs::read_to_string(format!("{place}/stat")).expect("it runs");
+    (resident * 1024, files, cpu_time(pid))
+}
+
+/// CPU time of a process, also of one that has ended and was not waited for.
+pub fn cpu_time(pid: Pid) -> Duration {
+    let stat =
+        fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).expect("it is there");
     let (_, fields) = stat.rsplit_once(')').expect("a name in brackets");
     let fields: Vec<u64> = fields
         .split_whitespace()
@@ -178,7 +183,7 @@ pub fn usage(pid: Pid) -> (u64, usize, Duration) {
         .collect();
     // User and system time, in ticks of 10 ms.
     let ticks = fields[11] + fields[12];
-    (resident * 1024, files, Duration::from_millis(ticks * 10))
+    Duration::from_millis(ticks * 10)
 }
 
 /// Targets for a log that accept no line: a pipe whose reader has exited (`| head`), and a full disk.
@@ -304,15 +309,11 @@ impl<S: Read + Write> RawClient<S> {
         }
     }
 
-    /// Waits until something has arrived, and leaves it unread.
-    pub fn is_sent_something(&self)
-    where
-        S: AsFd,
-    {
-        let mut first = [PollFd::new(&self.socket, PollFlags::IN)];
-        let limit = PATIENCE.try_into().expect("a short time");
-        let ready = poll(&mut first, Some(&limit)).expect("a socket");
-        assert_eq!(ready, 1, "nothing arrives");
+    /// Takes this many bytes off the socket, whatever they say. Nothing can be heard after that.
+    pub fn take_bytes(&mut self, count: usize) {
+        self.socket
+            .read_exact(&mut vec![0; count])
+            .expect("as many bytes");
     }
 
     /// Returns why the connection was closed, once it is.
