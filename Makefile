@@ -31,7 +31,7 @@ simulator = env -u MAKEFLAGS cargo build --quiet $(together) --bin penstock-sim 
 	$(idly) $(CARGO_TARGET_DIR)/$(or $(PROFILE),debug)/penstock-sim
 # A process of this class runs only where no other wants to. One of low priority keeps another waiting for each time slice
 # that it has begun: beside it, the tests of the drivers took three times as long.
-idly := $(if $(shell command -v chrt),chrt --idle 0,nice -n 19)
+idly := $(if $(shell chrt --idle 0 echo may 2>/dev/null),chrt --idle 0,nice -n 19)
 # A stamp over everything that is compiled: while it is newer, `make demo` starts at once.
 compiled := $(shell find crates Cargo.toml Cargo.lock pyproject.toml tools/build_backend.py -type f -not -name '*.md')
 
@@ -51,10 +51,12 @@ test: lint wire-check ## run every check: lints, types, Rust, simulator, Python
 # Real processes wait for one another half of the time. The simulator, which never waits, uses what they leave of the
 # processors.
 test-with-real-processes:
-	@$(MAKE) --no-print-directory --jobs 1 rust-test python-test-together
+	@$(MAKE) --no-print-directory rust-test
+	@$(MAKE) --no-print-directory python-test-together
 
 test-with-simulated-ones:
-	@$(MAKE) --no-print-directory --jobs 1 simulate simulator-check
+	@$(MAKE) --no-print-directory simulate
+	@$(MAKE) --no-print-directory simulator-check
 
 quick: lint .venv/.built ## check what changes most often, within a minute: lints, broker scripts, the client's and the core's tests
 	@cargo test --quiet $(together) --lib --test scripts
@@ -138,7 +140,7 @@ format: .venv/.ready ## format all code
 # six at once keep two processors busy, here and below.
 rust-test:
 	@mkdir -p .ran
-	@env -u MAKEFLAGS RUST_TEST_THREADS=6 cargo test $(together) 2>&1 | tee .ran/rust.txt | grep -v -e '^test .* ok$$' -e '^$$'
+	@env -u MAKEFLAGS RUST_TEST_THREADS=$${RUST_TEST_THREADS:-6} cargo test $(together) 2>&1 | tee .ran/rust.txt | grep -v -e '^test .* ok$$' -e '^$$'
 
 # The generator takes longer to compile than all of the product takes to check, so it is asked only when something
 # differs from what it was last seen to agree with.

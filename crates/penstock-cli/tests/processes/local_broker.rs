@@ -81,11 +81,11 @@ fn it_rests_while_it_waits_for_a_slow_client_at_the_end() {
     assert!(wait_for_end(pid, PATIENCE), "it never ends");
     // By then it would have looked after its directory again.
     assert!(
-        begun.elapsed() > Duration::from_millis(1_500),
+        begun.elapsed() > Duration::from_millis(2_000),
         "it did not wait"
     );
     let busy = cpu_time(pid) - busy_before;
-    assert!(busy <= Duration::from_millis(300), "{busy:?} for waiting");
+    assert!(busy <= Duration::from_millis(100), "{busy:?} for waiting");
     drop(client);
     assert!(broker.process.ended().success());
 }
