@@ -16,24 +16,22 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 use penstock_broker::{
-    Boot, Broker, BrokerOptions, CarriedForward, CloseReason, ConnId, Input, Notice, Now, Output,
-    Position, Query, Recovery, Unread,
+    Boot, Broker, BrokerOptions, CloseReason, ConnId, Input, Notice, Now, Output, Position, Query,
+    Recovery,
 };
 use penstock_message::{
-    AskQuery, Claim, Condition, Conflict, Consume, Durability, FailedQuery, Failure, HeaderPatch,
-    Hold, InputShape, InputValues, Inputs, JoinPolicy, Key, Lease, Member, Message, MessageId,
-    OnRunning, Op, Open, Others, Overflow, Progress, QueueLimits, ReleaseReason, ReleaseTimes,
-    ScheduleStep, SchedulesQuery, Scope, SessionId, Space, StatusQuery, TaskSelection, Tx,
-    Unsealed, Until, Value, ValueStatus, WorkerReport, WorkerState, WorkflowState, WorkflowsQuery,
-    place_of_heir,
+    AskQuery, Consume, Durability, FailedQuery, InputValues, Key, Lease, Op, Others, Progress,
+    SchedulesQuery, SessionId, Space, StatusQuery, TaskSelection, Tx, WorkerReport, WorkerState,
+    WorkflowState, WorkflowsQuery,
 };
 
+mod journal;
+mod operations;
 mod words;
 
 use words::{
-    ScriptOptions, describe_answer, describe_given, describe_receipt, describe_value,
-    describe_whole, extras, filter, generation, job_counts, join_id, message_id, name_of_message,
-    number, plan, schedule_name, tallied, target, when,
+    ScriptOptions, describe_answer, describe_given, describe_receipt, describe_value, filter,
+    job_counts, message_id, name_of_message, number, tallied,
 };
 
 /// Runs a script and compares each line's outputs with those after its arrow.
@@ -469,9 +467,7 @@ impl ScriptWorld {
         }
     }
 
-    /// Commits `[seq=N] [none
-    /// os] tx
-    /// tx ...`.
+    /// Commits `[seq=N] [none|os] tx | tx ...`.
     fn commit(&mut self, name: &str, text: &str) {
         let mut durability = Durability::Disk;
         let mut text = text.trim();
@@ -507,324 +503,6 @@ impl ScriptWorld {
             .map(|op| self.op(op))
             .collect();
         ops.into()
-    }
-
-    fn op(&mut self, text: &str) -> Op {
-        let words: Vec<&str> = text.split_whitespace().collect();
-        let (name, options) = (words[1], ScriptOptions::new(&words[2..]));
-        match words[0] {
-            "publish" => {
-                let queues = options.text("queue").unwrap_or("default");
-                if queues.contains('+') {
-                    self.copied.insert(name.to_owned());
-                }
-                Op::Publish {
-                    queues: queues.split('+').map(str::to_owned).collect(),
-                    message: self.message(name, &options),
-                    due: options.due("after", "at"),
-                    unless_key: self.claim(&options),
-                }
-            }
-            "ack" => Op::Ack {
-                lease: self.lease(name),
-                cost_us: options.number("cost").unwrap_or(1000),
-            },
-            "replace" => Op::Replace {
-                lease: self.lease(name),
-                cost_us: options.number("cost").unwrap_or(1000),
-            },
-            "return" => Op::Release {
-                lease: self.lease(name),
-                reason: ReleaseReason::Returned,
-            },
-            "crash" => Op::Release {
-                lease: self.lease(name),
-                reason: ReleaseReason::Crashed(
-                    options.text("reason").unwrap_or("killed").to_owned(),
-                ),
-            },
-            "suspect" => Op::Release {
-                lease: self.lease(name),
-                reason: ReleaseReason::Suspected(
-                    options.text("reason").unwrap_or("killed").to_owned(),
-                ),
-            },
-            "move" => Op::Move {
-                lease: self.lease(name),
-                queue: options.text("queue").map(str::to_owned),
-                due: options.due("after", "at"),
-                patch: HeaderPatch {
-                    next_attempt: options.has("next"),
-                    note: options.text("note").map(|note| note.to_owned().into()),
-                    expires_at: options.due("expires", "expires-at"),
-                },
-                cost_us: 1000,
-            },
-            "fail" => Op::Fail {
-                lease: self.lease(name),
-                value: (!options.has("no-value")).then(|| "error".into()),
-                note: options.text("note").unwrap_or("raised").to_owned().into(),
-                failure: Failure {
-                    class: options.text("class").unwrap_or("Error").to_owned(),
-                    message: options.text("message").unwrap_or("boom").to_owned(),
-                    fingerprint: options.number("fingerprint").unwrap_or(7),
-                    preview: options.text("preview").unwrap_or("").to_owned().into(),
-                },
-                cost_us: 1000,
-            },
-            "cancel" => Op::Cancel {
-                target: target(name, &options),
-                reason: options.text("reason").unwrap_or("").to_owned(),
-                running: match (options.has("ask"), options.has("kill")) {
-                    (_, true) => OnRunning::Kill,
-                    (true, _) => OnRunning::Ask,
-                    (false, false) => OnRunning::Leave,
-                },
-            },
-            "retry" => Op::RetryFailed {
-                target: target(name, &options),
-                queue: options.text("to").map(str::to_owned),
-            },
-            "drop" => Op::DropFailed {
-                target: target(name, &options),
-            },
-            "unnamed" => Op::Unnamed,
-            "set" | "declare" => {
-                let plan = Box::new(plan(self.message(name, &options), &options));
-                Op::Schedule {
-                    schedule: schedule_name(name),
-                    step: match words[0] {
-                        "set" => ScheduleStep::Set(plan),
-                        _ => ScheduleStep::Declare(plan, generation(&options)),
-                    },
-                }
-            }
-            "retime" => {
-                let plan = plan(self.message(name, &options), &options);
-                Op::Schedule {
-                    schedule: schedule_name(name),
-                    step: ScheduleStep::Retime(Box::new(plan.into_parts().0)),
-                }
-            }
-            "schedule" => Op::Schedule {
-                schedule: schedule_name(name),
-                step: match words[2] {
-                    "pause" => ScheduleStep::Pause,
-                    "resume" => ScheduleStep::Resume,
-                    "run" => ScheduleStep::Run,
-                    "reset" => ScheduleStep::Reset,
-                    other => panic!("no such step: {other}"),
-                },
-            },
-            "unschedule" => Op::Unschedule {
-                schedule: schedule_name(name),
-            },
-            "put" => Op::Put {
-                key: self.key(name),
-                value: Value::new(
-                    match options.has("failed") {
-                        true => ValueStatus::Failed,
-                        false => ValueStatus::Succeeded,
-                    },
-                    match options.number("bytes") {
-                        Some(bytes) => vec![b'v'; bytes as usize].into(),
-                        None => words[2].to_owned().into(),
-                    },
-                ),
-                ttl_ms: options.number("ttl"),
-                group: options.text("group").unwrap_or("task").to_owned(),
-            },
-            "delete" => Op::Delete {
-                key: self.key(name),
-            },
-            "guard" => Op::Guard {
-                key: self.key(name),
-                condition: match words[2] {
-                    "absent" => Condition::Absent,
-                    "present" => Condition::Present,
-                    body => Condition::Is(body.to_owned().into()),
-                },
-            },
-            "hold" => {
-                Op::Hold(Hold {
-                    join: join_id(name),
-                    count: options.number("count").unwrap_or(0) as u32,
-                    messages: options
-                        .text("messages")
-                        .unwrap_or("")
-                        .split('+')
-                        .filter(|message| !message.is_empty())
-                        .map(|message| {
-                            let queue = options.text("queue").unwrap_or("default");
-                            let mut held = self.message(message, &options);
-                            // For example `each=o/`: each message is the member of that join that its name says.
-                            if let Some(join) = options.text("each") {
-                                let (_, index) = message.split_once('/').expect("join/index");
-                                let extras = held.extras.get_or_insert_default();
-                                extras.member = Some(Member {
-                                    join: join_id(join),
-                                    index: number(index) as u32,
-                                });
-                            }
-                            if let Some(shape) = options.text("inputs") {
-                                let shape = match shape {
-                                    "one" => InputShape::One,
-                                    "list" => InputShape::List,
-                                    other => panic!("no such shape: {other}"),
-                                };
-                                let join = join_id(name);
-                                let extras = held.extras.get_or_insert_default();
-                                extras.inputs = Some(Inputs { join, shape });
-                            }
-                            let times = ReleaseTimes {
-                                due: options.due("later", "later-at"),
-                                expires_after_ms: options.number("later-expires"),
-                            };
-                            if times != ReleaseTimes::default() {
-                                held.extras.get_or_insert_default().later = Some(Box::new(times));
-                            }
-                            (queue.to_owned(), held)
-                        })
-                        .collect(),
-                    policy: match options.has("all-ended") {
-                        true => JoinPolicy::AllEnded,
-                        false => {
-                            let failures = options.number("max-failures").unwrap_or(0);
-                            JoinPolicy::of_max_failures(failures as u32)
-                        }
-                    },
-                    expects: options
-                        .text("expects")
-                        .into_iter()
-                        .flat_map(|expects| expects.split('+'))
-                        .map(|expected| {
-                            let (index, outcome) = expected.split_once(':').expect("index:outcome");
-                            (number(index) as u32, when(Some(outcome)))
-                        })
-                        .collect(),
-                    then: options
-                        .text("then")
-                        .into_iter()
-                        .flat_map(|then| then.split('+'))
-                        .map(|place| {
-                            let (join, index) = place.split_once(':').expect("join:index");
-                            Member {
-                                join: join_id(join),
-                                index: number(index) as u32,
-                            }
-                        })
-                        .chain(options.text("takes").map(|job| {
-                            let job = self.lease(job).message;
-                            place_of_heir(job).expect("the id of a job")
-                        }))
-                        .collect(),
-                    result_ttl_ms: options.number("result"),
-                    unsealed: options.text("unsealed").map(|workflow| Unsealed {
-                        workflow: message_id(workflow),
-                        creator: options.text("creator").map(message_id),
-                    }),
-                })
-            }
-            "open" => Op::Open(Open {
-                workflow: message_id(name),
-                name: options.text("name").unwrap_or("nightly").to_owned(),
-                description: options.text("steps").unwrap_or("a|b").to_owned().into(),
-                deadline: options.due("deadline", "deadline-at"),
-                kept_ms: options.number("kept"),
-                parent: options.text("parent").map(message_id),
-            }),
-            "seal" => Op::Seal {
-                join: join_id(name),
-                count: options.number("count").expect("a seal names its count") as u32,
-            },
-            "join" => Op::Join {
-                join: join_id(name),
-                index: options.number("index").expect("a join names its index") as u32,
-                succeeded: !options.has("failed"),
-            },
-            "purge" => Op::Purge {
-                queue: name.to_owned(),
-            },
-            "pause" => Op::Pause {
-                queue: name.to_owned(),
-            },
-            "resume" => Op::Resume {
-                queue: name.to_owned(),
-            },
-            "limit" => Op::Limit {
-                queue: name.to_owned(),
-                limits: QueueLimits {
-                    max_length: options.number("length"),
-                    max_bytes: options.number("size"),
-                    overflow: match options.has("drop-oldest") {
-                        true => Overflow::DropOldest,
-                        false => Overflow::Reject,
-                    },
-                },
-            },
-            other => panic!("no such operation: {other}"),
-        }
-    }
-
-    fn message(&mut self, name: &str, options: &ScriptOptions<'_>) -> Message {
-        self.messages.insert(name.to_owned());
-        let mut extras = extras(options);
-        if let (Some(extras), Some(workflow)) = (&mut extras, options.text("workflow")) {
-            // A job that a schedule has made has no word.
-            extras.workflow = Some(self.lease(workflow).message);
-        }
-        Message {
-            id: message_id(name),
-            task: options.text("task").unwrap_or("task").to_owned(),
-            priority: options.number("priority").unwrap_or(4) as u8,
-            expires_at: options.due("expires", "expires-at"),
-            result_ttl_ms: (!options.has("no-result"))
-                .then_some(options.number("ttl").unwrap_or(86_400_000)),
-            max_deliveries: options.number("deliveries").unwrap_or(3) as u8,
-            attempt: 0,
-            crashes: 0,
-            enqueued_at: 0,
-            notes: Vec::new(),
-            body: match options.number("bytes") {
-                Some(bytes) => vec![b'm'; bytes as usize].into(),
-                None => name.to_owned().into(),
-            },
-            extras,
-        }
-    }
-
-    /// Returns the key for a word: its result if a message of that name was published, otherwise the named key.
-    fn key(&mut self, name: &str) -> Key {
-        if self.messages.contains(name) || name.contains('/') {
-            return Key::Result(message_id(name));
-        }
-        self.keys.insert(name.to_owned());
-        Key::Named(name.to_owned().into())
-    }
-
-    /// Reads a claim: `unless=key` claims as applications do; `claim=key` claims a derived key with `until=start`, or
-    /// `for=` milliseconds, and `conflict=refuse`, `replace`, or a longest wait in milliseconds.
-    fn claim(&mut self, options: &ScriptOptions<'_>) -> Option<Box<Claim>> {
-        if let Some(key) = options.text("unless") {
-            return Some(self.key(key).into());
-        }
-        let key = options.text("claim")?.to_owned().into();
-        Some(Box::new(Claim {
-            key: Key::Scoped(Scope::Unique, key),
-            until: match (options.text("until"), options.number("for")) {
-                (Some("start"), _) => Until::Started,
-                (_, Some(ms)) => Until::ForMs(ms),
-                _ => Until::Ended,
-            },
-            conflict: match options.text("conflict") {
-                None => Conflict::Skip,
-                Some("refuse") => Conflict::Refuse,
-                Some("replace") => Conflict::Replace { max_wait_ms: None },
-                Some(ms) => Conflict::Replace {
-                    max_wait_ms: Some(number(ms)),
-                },
-            },
-        }))
     }
 
     fn lease(&self, name: &str) -> Lease {
@@ -931,30 +609,6 @@ impl ScriptWorld {
         self.broker.handle(self.now, input);
     }
 
-    fn take_records(&mut self) {
-        while let Some(record) = self.broker.poll_record() {
-            assert_eq!(
-                record.position.0,
-                self.journal.len() as u64 + 1,
-                "positions have no gaps"
-            );
-            let mut bytes = Vec::new();
-            record.encode_into(&mut bytes);
-            self.journal.push(Some(bytes));
-        }
-    }
-
-    /// Returns the bytes of the journal, except for reclaimed records.
-    pub fn journal(&self) -> Vec<Option<Vec<u8>>> {
-        self.journal.clone()
-    }
-
-    /// Becomes a broker on the journal of another one.
-    pub fn become_what_wrote(&mut self, journal: Vec<Option<Vec<u8>>>) {
-        self.journal = journal;
-        self.restart(self.epoch);
-    }
-
     /// Returns the names of messages and keys.
     pub fn names(&self) -> (Vec<String>, Vec<String>) {
         let names = |set: &BTreeSet<String>| set.iter().cloned().collect();
@@ -985,25 +639,6 @@ impl ScriptWorld {
         }
     }
 
-    /// Answers the broker's reads from the records that it wrote. Reads from a reclaimed or damaged record fail.
-    fn read_back(&mut self) {
-        for read in self.broker.poll_reads(1_000) {
-            let index = read.position.0 as usize - 1;
-            assert!(index < self.synced, "what is read is safe");
-            let outcome = match &self.journal[index] {
-                _ if self.damaged.contains(&index) => {
-                    Err(Unread::Damaged(format!("record {} is rotten", index + 1)))
-                }
-                None => Err(Unread::Gone),
-                Some(record) => {
-                    let range = read.range.start as usize..read.range.end as usize;
-                    Ok(Bytes::copy_from_slice(&record[range]))
-                }
-            };
-            self.broker.handle_read(self.now, read, outcome);
-        }
-    }
-
     fn pass(&mut self, ms: u64) {
         self.now.wall_ms += ms;
         if let Some(boot) = &mut self.now.boot {
@@ -1026,112 +661,6 @@ impl ScriptWorld {
         self.pass(until_ms - self.now.mono_ms);
         self.now.mono_ms = until_ms;
         looks
-    }
-
-    fn restart(&mut self, epoch: u32) {
-        self.epoch = epoch;
-        self.synced = self.journal.len();
-        self.mark = self.mark.min(self.synced);
-        self.now.mono_ms = 500;
-        self.broker = self.recover(self.now);
-        for client in self.clients.values_mut() {
-            client.conn = None;
-        }
-    }
-
-    fn recover(&self, now: Now) -> Broker {
-        let mut recovery = Recovery::new(self.options.clone());
-        for (index, record) in self.journal.iter().enumerate() {
-            if let Some(record) = record {
-                let position = Position(index as u64 + 1);
-                recovery
-                    .replay(position, record)
-                    .expect("a broker reads what it wrote");
-            }
-        }
-        recovery.finish(now, self.epoch)
-    }
-
-    /// Becomes a broker on a repaired journal: records are missing wherever the disk was damaged.
-    pub fn lose_records(&mut self, is_lost: impl Fn(usize) -> bool) {
-        self.was_repaired = true;
-        let mut index = 0;
-        self.journal.retain(|record| {
-            index += 1;
-            record.is_some() && !is_lost(index - 1)
-        });
-        self.synced = self.journal.len();
-        self.mark = 0;
-        self.damaged.clear();
-        for client in self.clients.values_mut() {
-            client.conn = None;
-        }
-        self.epoch += 1;
-        self.broker = self.recover(self.now);
-        self.broker.assert_consistent();
-    }
-
-    /// Carries a few things before the mark forward, one by one, and leaves the journal as it is: the segment is not
-    /// empty yet.
-    fn carry_steps(&mut self, steps: u64) {
-        self.take_records();
-        let end = match self.mark {
-            0 => self.journal.len(),
-            mark => mark,
-        };
-        for _ in 0..steps {
-            self.broker.carry_forward(Position(end as u64 + 1), 1);
-            self.read_back();
-        }
-        self.take_records();
-    }
-
-    /// Empties the journal up to the mark, or completely, as reclaim empties a segment.
-    fn carry_forward(&mut self) {
-        self.take_records();
-        let end = match std::mem::take(&mut self.mark) {
-            0 => self.journal.len(),
-            mark => mark,
-        };
-        let before = Position(end as u64 + 1);
-        while self.broker.carry_forward(before, 100) != CarriedForward::All {
-            self.read_back();
-        }
-        self.take_records();
-        for record in &mut self.journal[..end] {
-            *record = None;
-        }
-    }
-
-    /// Checks that a broker recovered from the journal describes itself like the original, once the original's
-    /// connections are lost.
-    pub fn check_recovery(&mut self) {
-        self.is_stalled = false;
-        // The copy knows of no lack of space, and would do work that waits for space here.
-        self.input(Input::Space(Space::Plenty));
-        let conns: Vec<ConnId> = self
-            .clients
-            .values_mut()
-            .filter_map(|client| client.conn.take())
-            .collect();
-        for conn in conns {
-            self.input(Input::Disconnected { conn, clean: false });
-        }
-        self.settle();
-        let mut copy = self.recover(self.now);
-        copy.assert_consistent();
-        let keys: Vec<Key> = self
-            .messages
-            .clone()
-            .iter()
-            .chain(&self.keys.clone())
-            .map(|name| self.key(name))
-            .collect();
-        let ids: Vec<MessageId> = self.messages.iter().map(|name| message_id(name)).collect();
-        let position = Position(self.journal.len() as u64);
-        let original = describe_whole(&mut self.broker, self.now, &keys, &ids, position);
-        let recovered = describe_whole(&mut copy, self.now, &keys, &ids, position);
-        assert_eq!(original, recovered, "what is recovered is not what was");
     }
 
     fn describe(&mut self, output: Output, lines: &mut Vec<String>) {
