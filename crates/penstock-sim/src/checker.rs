@@ -86,8 +86,6 @@ pub struct Checker {
     wall_was_set_by_ms: u64,
     /// Whether the journal has recorded this boot of the machine, whose clock nobody can set.
     knows_boot: bool,
-    /// Whether a broker of this run has dropped failed jobs.
-    has_dropped_failed: bool,
     /// Sessions that were away for so long that the broker may have forgotten them before they came back.
     maybe_forgotten: BTreeSet<SessionId>,
     /// Schedules as of the last check, and as of the last quiet moment.
@@ -598,7 +596,7 @@ impl Checker {
 
     /// Ends a call: the broker has sent everything that it had to send for now.
     pub fn end_of_call(&mut self, broker: Option<&Broker>) -> Verdict {
-        self.has_dropped_failed |= broker.is_some_and(Broker::has_dropped_failed);
+        self.model.has_dropped_failed |= broker.is_some_and(Broker::has_dropped_failed);
         let mut deliveries = std::mem::take(&mut self.deliveries);
         deliveries.sort_by_key(|(_, delivery)| (delivery.lease.epoch, delivery.lease.grant));
         for (session, delivery) in deliveries {
@@ -704,7 +702,7 @@ impl Checker {
             let id = item.message.id;
             let place = item.failure.map(|failure| failure.place);
             if !broker.has_failed(&id) {
-                if !self.has_dropped_failed {
+                if !self.model.has_dropped_failed {
                     return Err(format!("{id} has failed, and is not kept"));
                 }
                 newest_dropped = newest_dropped.max(place.map(|place| (place, id)));

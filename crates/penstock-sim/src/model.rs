@@ -80,6 +80,8 @@ pub struct Model {
     pub clock_is_doubtful: bool,
     /// Maximum milliseconds by which the broker's steady clock may then be ahead or behind.
     pub clock_is_off_by_ms: u64,
+    /// Whether a broker of this run has dropped failed jobs, and groups with them.
+    pub has_dropped_failed: bool,
     /// Whether steps are replayed after a crash: steps that no longer fit are skipped.
     pub lenient: bool,
     /// Moment at which the current transaction was decided.
@@ -904,6 +906,8 @@ impl Model {
         join.over = true;
         join.has_failed = failed;
         let (then, outcome) = (join.then.clone(), join.outcome.clone());
+        // The broker may have dropped the group, and ended what it held, before the retry that reopened it here.
+        let may_be_gone = join.was_reopened && self.has_dropped_failed;
         let before = self.ended_at;
         if failed {
             // Another end, which nobody observed, may have come first.
@@ -918,6 +922,8 @@ impl Model {
                 (false, Outcome::Failed) => End::NotNeeded,
                 _ => {
                     self.items[index].state = State::Waiting;
+                    self.items[index].purged |= may_be_gone;
+                    self.items[index].end_is_unsure |= may_be_gone;
                     continue;
                 }
             };

@@ -26,7 +26,7 @@ impl Checker {
                     true
                 }
                 // It may have been dropped as a failed job before anybody looked.
-                _ if item.may_be_dead() && self.has_dropped_failed => true,
+                _ if item.may_be_dead() && self.model.has_dropped_failed => true,
                 _ => item.ending().is_some(),
             };
             if !is_over {

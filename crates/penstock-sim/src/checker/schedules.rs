@@ -254,6 +254,14 @@ impl Checker {
             self.was_made(name, job, &plan)?;
             fired.push(time);
         }
+        // Runs that have waited, too, and that others have followed within this look.
+        for time in now..now + runs {
+            let job = Broker::scheduled_job(name, time);
+            if broker.knows(&job) && !self.model.knows(job) {
+                self.was_made(name, job, &plan)?;
+                fired.push(time);
+            }
+        }
         let was_queued = before.state.queued;
         self.last_makes_way(name, (was_queued, has_changed), found, broker)?;
         let answered = schedule.answered - before.answered;

@@ -135,6 +135,7 @@ impl Checker {
         let before = std::mem::replace(&mut self.model, self.base.clone());
         self.model.clock_is_doubtful = before.clock_is_doubtful;
         self.model.clock_is_off_by_ms = before.clock_is_off_by_ms;
+        self.model.has_dropped_failed = before.has_dropped_failed;
         self.model.seen = before.seen;
         self.model.lenient = true;
         for event in std::mem::take(&mut self.story) {
