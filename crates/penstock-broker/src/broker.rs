@@ -268,6 +268,12 @@ impl Broker {
         self.records.pop_front()
     }
 
+    /// Returns the last record that an output waits for: a value that somebody watches, a delivery, an answer. Those
+    /// before it must not wait either.
+    pub fn awaited(&self) -> Position {
+        self.effects.awaited
+    }
+
     /// Returns the next output to carry out. Call it until it returns `None` after records have been polled, and
     /// whenever the journal has progressed.
     #[must_use = "the output is returned once"]
@@ -435,7 +441,12 @@ impl Broker {
     }
 
     /// Ends the record, and notifies watchers of its changes.
-    pub(crate) fn seal(&mut self, mut durability: Durability) {
+    pub(crate) fn seal(&mut self, durability: Durability) {
+        self.seal_as(durability, false);
+    }
+
+    /// Ends the record like [`Broker::seal`], and states whether it may wait: see [`Record::may_wait`].
+    pub(crate) fn seal_as(&mut self, mut durability: Durability, mut may_wait: bool) {
         self.settle_workflows();
         assert!(
             self.added <= ENDED_AT_ONCE,
@@ -444,12 +455,14 @@ impl Broker {
         );
         if std::mem::take(&mut self.must_be_safe) {
             durability = Durability::Disk;
+            may_wait = false;
         }
         if !self.writer.is_empty() {
             let position = self.next_position;
             self.records.push_back(Record {
                 position,
                 durability,
+                may_wait,
                 bytes: self.writer.take(),
             });
             self.everything.add(position, durability);

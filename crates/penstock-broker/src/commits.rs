@@ -189,7 +189,9 @@ impl Broker {
         }
         self.begin(durability);
         let mut exceptions = Vec::new();
+        let mut has_outcomes_only = true;
         for (index, tx) in txs.into_iter().enumerate().skip(resent as usize) {
+            has_outcomes_only &= tx.ops.iter().any(Op::is_settlement);
             let receipt = match self.check(session, tx.ops) {
                 Ok(checked) => {
                     let applied = self.apply(session, checked);
@@ -216,6 +218,7 @@ impl Broker {
             last_seq,
             durability,
             exceptions,
+            has_outcomes_only,
         );
     }
 
@@ -235,7 +238,7 @@ impl Broker {
         }
         self.begin(durability);
         let receipt = Receipt::Refused { op: 0, why };
-        self.decide(session, seq, seq, durability, vec![(seq, receipt)]);
+        self.decide(session, seq, seq, durability, vec![(seq, receipt)], false);
     }
 
     /// Closes the connection when sequence numbers are missing.
@@ -272,6 +275,7 @@ impl Broker {
         last: u64,
         durability: Durability,
         exceptions: Vec<(u64, Receipt)>,
+        has_outcomes_only: bool,
     ) {
         let session = self.state.sessions[index].number;
         self.record(&RecordEvent::Applied {
@@ -287,7 +291,7 @@ impl Broker {
             });
         }
         let position = self.state.position;
-        self.seal(durability);
+        self.seal_as(durability, has_outcomes_only && exceptions.is_empty());
         let safe_after = match exceptions.is_empty() {
             true => SafeAfter::on(position, durability),
             // A refusal or a skip depends on all earlier decisions.

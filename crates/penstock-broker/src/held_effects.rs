@@ -77,6 +77,8 @@ pub(crate) struct HeldEffects {
     /// Positions up to which all records are synced, and written.
     pub(crate) durable: Position,
     pub(crate) written: Position,
+    /// Last record that a held effect has waited for.
+    pub(crate) awaited: Position,
     for_disk: VecDeque<(SafeAfter, Effect)>,
     for_os: VecDeque<(SafeAfter, Effect)>,
 }
@@ -87,6 +89,7 @@ impl HeldEffects {
         Self {
             durable: safe,
             written: safe,
+            awaited: safe,
             ..Self::default()
         }
     }
@@ -101,6 +104,7 @@ impl HeldEffects {
             if let Some((last, _)) = self.for_disk.back() {
                 safe_after.disk = safe_after.disk.max(last.disk);
             }
+            self.awaited = self.awaited.max(safe_after.disk).max(safe_after.os);
             self.for_disk.push_back((safe_after, effect));
             return None;
         }
@@ -108,6 +112,7 @@ impl HeldEffects {
             if let Some((last, _)) = self.for_os.back() {
                 safe_after.os = safe_after.os.max(last.os);
             }
+            self.awaited = self.awaited.max(safe_after.os);
             self.for_os.push_back((safe_after, effect));
             return None;
         }

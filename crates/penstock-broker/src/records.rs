@@ -50,6 +50,10 @@ pub(crate) const ENDED_AT_ONCE: usize = 1024;
 pub struct Record {
     pub position: Position,
     pub durability: Durability,
+    /// Whether it may wait a little for another record, so that one sync serves both: it holds nothing but outcomes of
+    /// runs. The worker runs its next jobs meanwhile. [`Broker::awaited`](crate::Broker::awaited) states whether
+    /// anybody else needs it.
+    pub may_wait: bool,
     pub(crate) bytes: Vec<u8>,
 }
 

@@ -140,6 +140,10 @@ pub const PLANTS: &[Plant] = &[
         "a confirm waits for the sync, not for the write",
     ),
     plant(
+        "keep-outcomes-waiting",
+        "an outcome that nobody waits for is on disk soon",
+    ),
+    plant(
         "drop-live-things",
         "a segment is dropped only when nothing in it is needed",
     ),

@@ -1,5 +1,7 @@
 //! Checks what clients may rely on, with the engine alone: a simulated disk, no sockets, no clock.
 
+#[path = "engine/outcomes.rs"]
+mod outcomes;
 #[path = "engine/status.rs"]
 mod status;
 #[path = "engine/strangers.rs"]
@@ -768,6 +770,9 @@ fn a_journal_stays_small_however_much_goes_through_it() {
         }]);
         world.ask(client, &commit(seq, Durability::Disk, vec![settle]));
     }
+    // The last outcome waits for company.
+    world.live(2);
+    assert_eq!(world.confirmed(client).through, Some(seq));
     let status = world
         .ask(client, &query(1, Query::Status(StatusQuery::default())))
         .answers

@@ -13,6 +13,9 @@ use super::{Engine, Lifecycle};
 const LAZY_MS: u64 = 20;
 /// Bytes of such records that are written at once, without the delay of [`LAZY_MS`].
 const LAZY_BYTES: usize = 1 << 20;
+/// Maximum delay of outcomes that nobody waits for, and the bytes that are written at once without it.
+const OUTCOMES_MS: u64 = 2;
+const OUTCOMES_BYTES: usize = 16 << 10;
 /// Bytes of a transaction from which free disk space is checked before it is accepted: the segments kept for a full
 /// disk hold several times as much.
 const LARGE_BYTES: usize = 256 << 10;
@@ -89,7 +92,11 @@ impl Engine {
                     self.broker.handle_durable(Position(through));
                 }
                 let more = self.disk.appended > through;
-                self.disk.lazy_due_ms = more.then_some(now.mono_ms + LAZY_MS);
+                let delay_ms = match self.disk.is_wanted() {
+                    true => OUTCOMES_MS,
+                    false => LAZY_MS,
+                };
+                self.disk.due_ms = more.then_some(now.mono_ms + delay_ms);
                 let sync = self.disk.wanted_synced > self.disk.synced || self.reclaiming;
                 WriterTask {
                     batch: Some(batch),
@@ -209,27 +216,38 @@ impl Engine {
             self.disk.appended = position;
             self.disk.proven = false;
             self.disk.closed = false;
-            match record.durability {
-                Durability::Disk | Durability::Replicated => self.disk.wanted_synced = position,
-                Durability::Os => self.disk.wanted_written = position,
-                Durability::None => {
-                    let due_ms = self.now.mono_ms + LAZY_MS;
-                    self.disk.lazy_due_ms.get_or_insert(due_ms);
+            let (may_wait, delay_ms) = match record.durability {
+                Durability::None => (true, LAZY_MS),
+                Durability::Disk | Durability::Replicated => {
+                    self.disk.wanted_synced = position;
+                    (record.may_wait, OUTCOMES_MS)
                 }
+                Durability::Os => {
+                    self.disk.wanted_written = position;
+                    (record.may_wait, OUTCOMES_MS)
+                }
+            };
+            if !may_wait {
+                self.disk.awaited = position;
+            } else if delay_ms == LAZY_MS || !planted!("keep-outcomes-waiting") {
+                self.disk.due_by(self.now.mono_ms + delay_ms);
             }
         }
+        self.disk.awaited = self.disk.awaited.max(self.broker.awaited().0);
     }
 
     fn is_batch_due(&self) -> bool {
         let disk = &self.disk;
-        let lazy = disk
-            .lazy_due_ms
-            .is_some_and(|due_ms| due_ms <= self.now.mono_ms);
+        let has_waited = disk.due_ms.is_some_and(|due_ms| due_ms <= self.now.mono_ms);
+        let enough = match disk.is_wanted() {
+            true => OUTCOMES_BYTES,
+            false => LAZY_BYTES,
+        };
         disk.is_awaited()
-            || lazy
+            || has_waited
             || self.reclaiming
             || self.lifecycle != Lifecycle::Running
-            || self.journal.waiting_bytes() >= LAZY_BYTES
+            || self.journal.waiting_bytes() >= enough
     }
 
     /// Returns a task when the broker is idle or stopping: syncs written records, then proves them with a watermark. On
@@ -315,7 +333,7 @@ impl Engine {
         let idle_due_ms = disk.idle_due_ms.filter(|_| disk.appended == disk.taken);
         [
             at_once.then_some(self.now.mono_ms),
-            disk.lazy_due_ms,
+            disk.due_ms,
             idle_due_ms,
         ]
         .into_iter()
@@ -327,9 +345,11 @@ impl Engine {
 /// Progress of appending, writing and syncing, by position.
 #[derive(Debug, Default)]
 pub(super) struct DiskState {
-    /// Last record that a client waits to see written, and last record that one waits to see synced.
+    /// Last record that must be written, and last record that must be synced, before its effects are seen.
     wanted_written: u64,
     wanted_synced: u64,
+    /// Last record that somebody waits for.
+    awaited: u64,
     pub(super) appended: u64,
     taken: u64,
     written: u64,
@@ -340,7 +360,7 @@ pub(super) struct DiskState {
     pub(super) closed: bool,
     pub(super) in_flight: bool,
     /// Time at which records that nobody waits for are written anyway.
-    lazy_due_ms: Option<u64>,
+    due_ms: Option<u64>,
     /// Time at which the broker counts as idle and writes a watermark.
     idle_due_ms: Option<u64>,
 }
@@ -353,12 +373,23 @@ impl DiskState {
             taken: through,
             written: through,
             synced: through,
+            awaited: through,
             ..Self::default()
         }
     }
 
-    /// Whether a client waits for a record that the writer does not have yet.
+    /// Whether somebody waits for a record that the writer does not have yet.
     fn is_awaited(&self) -> bool {
+        self.awaited > self.taken
+    }
+
+    /// Whether the writer does not have all records yet that must be written or synced.
+    fn is_wanted(&self) -> bool {
         self.wanted_synced.max(self.wanted_written) > self.taken
+    }
+
+    /// Has the waiting records written by this time.
+    fn due_by(&mut self, due_ms: u64) {
+        self.due_ms = Some(self.due_ms.map_or(due_ms, |earlier| earlier.min(due_ms)));
     }
 }
