@@ -40,6 +40,13 @@ class ForgetfulDisk:
     def fail(self, what: str, at: int, error: str = "EIO", *, forever: bool = False) -> None:
         self._do("fail", what=what, at=at, error=error, forever=forever)
 
+    def hang(self) -> None:
+        """Make each sync wait until the disk is healed."""
+        self._do("hang")
+
+    def is_hanging(self) -> bool:
+        return int(self._do("look")["hanging"]) > 0
+
     def heal(self) -> int:
         """End all faults, and return how often something failed."""
         return int(self._do("heal")["failed"])

@@ -11,7 +11,8 @@ Each line of JSON there is a command, answered by a line on standard output.
     {"do": "fail", "what": W, "at": K, "error": E, "forever": B}
                                     the K-th next W fails: sync, write, create, rename, unlink, read, open; or `short`:
                                     writes take only a part. Reported as `failed` in the next answers
-    {"do": "heal"}                  nothing fails any more
+    {"do": "hang"}                  each sync waits from now on; their number is `hanging` in the next answers
+    {"do": "heal"}                  nothing fails or hangs any more
 
 Why not kill -9: data that a killed process has written is in the operating system, which goes on. A power cut loses all
 unsynced data, or any part of it. These parts survive here, in pages of 4 KiB:
@@ -188,6 +189,9 @@ class Disk:
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
         self.lock = threading.Lock()
+        self.flows = threading.Event()
+        self.flows.set()
+        self.hanging = 0
         self.nodes: dict[int, Node] = {}
         self.root = self.add(Directory, stat.S_IFDIR | 0o700)
         self.off = False
@@ -234,6 +238,9 @@ class Disk:
         if opcode in (20, 30):
             # A sync takes time, and data cut in the middle of it is neither safe nor forgotten yet.
             time.sleep(self.chance.uniform(0, SLOWEST_SYNC_S))
+            self.hanging += 1
+            self.flows.wait()
+            self.hanging -= 1
         with self.lock:
             request = self.requests.get(opcode)
             if request is None:
@@ -388,9 +395,13 @@ class Disk:
                     reverts = self.chance.random() < 0.3
                     self.fault = Fault(command["what"], command["at"], number, command.get("forever", False), reverts)
                     self.failed = 0
+                case "hang":
+                    self.flows.clear()
                 case "heal":
                     self.fault = None
-            return {"forgotten": forgotten, "failed": self.failed, "off": self.off, "counts": self.counts}
+                    self.flows.set()
+            told = {"failed": self.failed, "hanging": self.hanging, "off": self.off, "counts": self.counts}
+            return {"forgotten": forgotten, **told}
 
 
 def text(name: memoryview) -> str:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import signal
 import time
 
 import pytest
 from crash.cycles import Cycles
 from crash.disks import ForgetfulDisk, forgetful_disk
 from crash.storm import Storm, kill_at_once
-from project import Project, eventually
+from project import Project, eventually, within
 
 DISK_FAILED = 74
+TASKS = "from penstock import App\napp = App('shop')\n@app.task\ndef work(): ...\n"
 # Operation that fails, its error, and whether it fails forever from then on.
 FAULTS = [
     ("sync", "EIO", False),
@@ -83,7 +85,7 @@ def wait_for_fault(storm: Storm, disk: ForgetfulDisk) -> bool:
 
 
 def test_clients_are_told_that_the_disk_failed_and_that_the_work_may_have_been_accepted(project: Project) -> None:
-    project.write("tasks.py", "from penstock import App\napp = App('shop')\n@app.task\ndef work(): ...\n")
+    project.write("tasks.py", TASKS)
     with forgetful_disk(project, "told") as disk:
         url = f"unix:{project.directory}/socket"
         server = project.start("penstock", "server", "--listen", url, "--data", str(disk.path / "data"))
@@ -110,6 +112,39 @@ def test_clients_are_told_that_the_disk_failed_and_that_the_work_may_have_been_a
         assert "no connection to" in client.output.splitlines()[-1]
 
 
+def test_a_broker_answers_while_its_disk_hangs_and_continues_afterwards(project: Project) -> None:
+    """The loop's thread writes small batches itself. Another one continues the loop when the disk keeps it waiting."""
+    project.write("tasks.py", TASKS)
+    url = f"unix:{project.directory}/socket"
+    project.environment["PENSTOCK_URL"] = url
+    with forgetful_disk(project, "hangs") as disk:
+        command = ("penstock", "server", "--listen", url, "--data", str(disk.path / "data"))
+        server = project.start(*command, PENSTOCK_LOG="debug")
+        server.wait_for_output("listening")
+        client = project.start_python(
+            """
+            import tasks
+            print(tasks.work.delay().id, flush=True)
+            for _ in range(20):
+                tasks.work.delay()
+            """
+        )
+        disk.hang()
+        eventually(disk.is_hanging)
+        server.wait_for_output("another thread continues the loop")
+        for _ in range(3):
+            with within(5, "the status"):
+                assert project.status()["queues"][0]["ready"] == 1
+        assert client.returncode is None
+        assert not client.output, "it was confirmed before it was on disk"
+        disk.heal()
+        assert client.wait(30) == 0, client.output
+        assert project.status()["queues"][0]["ready"] == 21
+        # The loop is back in its own thread, and the broker ends as it should.
+        server.signal(signal.SIGTERM)
+        assert server.wait(30) == 0, server.output
+
+
 def test_interrupted_calls_and_short_writes_are_no_failures(cycles: Cycles) -> None:
     chance = cycles.chance()
     with Project.fresh() as project, forgetful_disk(project, f"{chance.random()}") as disk:
@@ -131,7 +166,7 @@ def test_interrupted_calls_and_short_writes_are_no_failures(cycles: Cycles) -> N
 
 def test_a_disk_that_can_not_be_read_is_no_torn_journal(project: Project, cycles: Cycles) -> None:
     """If a failed read counted as the end of the journal, the confirmed records behind it would be cut off."""
-    project.write("tasks.py", "from penstock import App\napp = App('shop')\n@app.task\ndef work(): ...\n")
+    project.write("tasks.py", TASKS)
     with forgetful_disk(project, "reads") as disk:
         url = f"unix:{project.directory}/socket"
         command = ("penstock", "server", "--listen", url, "--data", str(disk.path / "data"))

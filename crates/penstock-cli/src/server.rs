@@ -92,7 +92,7 @@ fn serve_others(arguments: &Arguments) -> Result<(), CommandError> {
     let token = token.map(|token| Token::new(token.as_bytes())).transpose();
     let token = token
         .map_err(|error| CommandError::new(WRONG_CALL, format!("can't use {place}: {error}")))?;
-    let server = Server::start(ServerOptions {
+    let options = ServerOptions {
         home: Home::Directory(arguments.data.join("journal")),
         listen: arguments.listen.clone(),
         token,
@@ -100,8 +100,8 @@ fn serve_others(arguments: &Arguments) -> Result<(), CommandError> {
         memory_limit_bytes: arguments.memory_limit,
         broker: BrokerOptions::default(),
         local: None,
-    })?;
-    Ok(server.serve()?)
+    };
+    Ok(Server::run(options, || Ok(()))?)
 }
 
 fn serve_locally(arguments: &Arguments, path: &Path) -> Result<(), CommandError> {
@@ -119,7 +119,7 @@ fn serve_locally(arguments: &Arguments, path: &Path) -> Result<(), CommandError>
         return Err(CommandError::new(IN_USE, in_use));
     };
     arguments.log.to_file(open_log(&paths).map_err(to_error)?);
-    let server = Server::start(ServerOptions {
+    let options = ServerOptions {
         home: Home::Directory(paths.journal.clone()),
         listen: Vec::new(),
         token: None,
@@ -130,21 +130,16 @@ fn serve_locally(arguments: &Arguments, path: &Path) -> Result<(), CommandError>
             lock: guard,
             linger,
         }),
-    });
-    // The client that started this broker reads the log for the reason.
-    let server = server.inspect_err(|error| tracing::error!("{error}"))?;
-    release_stderr()?;
-    // From here on nobody reads the output of this process.
-    Ok(server
-        .serve()
-        .inspect_err(|error| tracing::error!("{error}"))?)
+    };
+    // The client that started this broker reads the log for the reason. Once it serves, nobody reads its output.
+    Ok(Server::run(options, release_stderr).inspect_err(|error| tracing::error!("{error}"))?)
 }
 
 /// Serves one client from memory, without a log: each fault is reported to the client or stops the broker.
 fn serve_in_memory(arguments: &Arguments, pid: u32) -> Result<(), CommandError> {
     // SAFETY: only the command line was read so far: there is one thread and no open file.
     let socket = unsafe { detach() }?;
-    let server = Server::start(ServerOptions {
+    let options = ServerOptions {
         home: Home::Memory(OnlyClient { socket, pid }),
         listen: Vec::new(),
         token: None,
@@ -152,9 +147,8 @@ fn serve_in_memory(arguments: &Arguments, pid: u32) -> Result<(), CommandError> 
         memory_limit_bytes: arguments.memory_limit,
         broker: BrokerOptions::default(),
         local: None,
-    })?;
-    release_stderr()?;
-    Ok(server.serve()?)
+    };
+    Ok(Server::run(options, release_stderr)?)
 }
 
 fn open_log(paths: &LocalPaths) -> io::Result<File> {

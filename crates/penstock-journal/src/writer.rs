@@ -202,6 +202,15 @@ impl<S: Storage> Writer<S> {
         })
     }
 
+    /// Whether a batch goes into the segment in use and drops none, so that one write and one sync suffice.
+    pub fn appends(&self, batch: &Batch) -> bool {
+        let number = self.active.number;
+        batch.segment == number
+            && self.newest.names(number)
+            && self.drops.is_empty()
+            && batch.drops.is_empty()
+    }
+
     /// Returns a handle with which another thread prepares spare segments.
     pub fn spares(&self) -> Spares<S> {
         self.spares.clone()

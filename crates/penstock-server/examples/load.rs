@@ -9,10 +9,11 @@
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::fs::{self, File};
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -39,7 +40,7 @@ fn main() -> LoadOutcome<()> {
     let directory = place.join(format!("penstock-load-{}", std::process::id()));
     let paths = LocalPaths::resolve(&directory)?;
     let lock = DirectoryLock::take(paths.clone())?.ok_or("somebody uses the directory")?;
-    let server = Server::start(ServerOptions {
+    let options = ServerOptions {
         home: Home::Directory(paths.journal.clone()),
         listen: Vec::new(),
         token: None,
@@ -50,10 +51,12 @@ fn main() -> LoadOutcome<()> {
             lock,
             linger: Duration::from_secs(60),
         }),
-    })?;
+    };
+    let (started, starts) = channel();
     let serving = thread::Builder::new()
         .name("server".to_owned())
-        .spawn(|| server.serve())?;
+        .spawn(move || Server::run(options, move || started.send(()).map_err(io::Error::other)))?;
+    starts.recv()?;
 
     lone_commits(&paths.socket, &directory.join("bare"))?;
     let before = cpu_us();

@@ -13,6 +13,7 @@ mod panics;
 mod process_memory;
 mod reader;
 mod shell;
+mod standby;
 mod token;
 mod writer;
 

@@ -7,11 +7,12 @@
 //!         tick, when it is due
 //!         hand the engine's batch to the writer, when it is free, and its reads to the reader
 //!         flush: one write for each connection that has something to send
+//!         write the batch here instead, if it is small and awaited, the disk quick, and the loop not busy
 //!     }
 //! ```
 //!
-//! The loop continues while the writer syncs; work that arrives in that time becomes the next batch. So batches grow
-//! with the load, and a lone request waits for nobody.
+//! The loop continues while the writer's thread syncs; work that arrives in that time becomes the next batch. So batches
+//! grow with the load, and a lone request waits for nobody.
 
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -41,7 +42,7 @@ use crate::panics;
 use crate::process_memory::{self, Gauge, default_limit, trim_heap};
 use crate::reader::ReaderThread;
 use crate::token::Token as Secret;
-use crate::writer::{WriterReport, WriterThread, measure_sync};
+use crate::writer::{TaskHere, WriterReport, WriterThread, measure_sync};
 
 const WAKER: Token = Token(0);
 const SIGNALS: Token = Token(1);
@@ -58,6 +59,8 @@ const ACCEPTS_AT_ONCE: usize = 64;
 const READ_BYTES: usize = 256 << 10;
 /// Time for the client of a closed connection to read the reason.
 const CLOSING_TIME: Duration = Duration::from_millis(500);
+/// Time over which the loop's load is measured.
+const LOAD_TIME: Duration = Duration::from_millis(20);
 /// Interval for another try after accepting failed, and for a local broker's check that its directory still exists.
 const RECHECK_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -131,7 +134,7 @@ pub enum ServerError {
 }
 
 impl ServerError {
-    fn system(action: &'static str) -> impl FnOnce(io::Error) -> Self {
+    pub(crate) fn system(action: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::System { action, source }
     }
 }
@@ -167,6 +170,18 @@ pub struct Server {
     recheck_at: Instant,
     stopping: bool,
     failure: Option<WriteError>,
+    events: Events,
+    /// Passes in a row after which some connections may still be unread.
+    full_passes: usize,
+    load: Load,
+}
+
+/// Result of a pass of the loop.
+pub(crate) enum Pass {
+    Done,
+    /// The thread is to carry out this task, while the server can be continued elsewhere.
+    Write(TaskHere),
+    Over(Result<(), ServerError>),
 }
 
 struct Socket {
@@ -175,6 +190,26 @@ struct Socket {
     full: bool,
     /// Whether the client sends no more, so that a short read does not mean an empty socket.
     half_closed: bool,
+}
+
+/// Whether the loop has time to write batches itself.
+#[derive(Debug, Default)]
+struct Load {
+    worked: Duration,
+    waited: Duration,
+    /// Whether the loop has worked more than it has waited for events, in the last [`LOAD_TIME`].
+    is_busy: bool,
+}
+
+impl Load {
+    fn add(&mut self, worked: Duration, waited: Duration) {
+        self.worked += worked;
+        self.waited += waited;
+        if self.worked + self.waited >= LOAD_TIME {
+            self.is_busy = self.worked > self.waited;
+            (self.worked, self.waited) = Default::default();
+        }
+    }
 }
 
 struct ServerClock {
@@ -306,7 +341,7 @@ fn milliseconds_since_boot() -> u64 {
 }
 
 impl Server {
-    pub fn start(options: ServerOptions) -> Result<Self, ServerError> {
+    pub(crate) fn start(options: ServerOptions) -> Result<Self, ServerError> {
         panics::abort_on_first_panic();
         let files = files::raise_limit();
         let max_connections =
@@ -420,6 +455,9 @@ impl Server {
             recheck_at: Instant::now(),
             stopping: false,
             failure: None,
+            events: Events::with_capacity(EVENTS_AT_ONCE),
+            full_passes: 0,
+            load: Load::default(),
         };
         if let Some(client) = only_client {
             rustix::io::ioctl_fionbio(&client.socket, true)
@@ -430,70 +468,105 @@ impl Server {
         Ok(server)
     }
 
-    /// Serves until a signal, a client of a local broker, or the last client's disconnection there stops it.
-    pub fn serve(mut self) -> Result<(), ServerError> {
-        let mut events = Events::with_capacity(EVENTS_AT_ONCE);
-        // Passes in a row after which some connections may still be unread.
-        let mut full_passes = 0;
-        loop {
-            let poll_timeout = self.poll_timeout();
-            match self.poll.poll(&mut events, poll_timeout) {
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                outcome => outcome.map_err(ServerError::system("wait for events"))?,
+    /// Handles what has happened since the last pass; first waits until something does.
+    pub(crate) fn pass(&mut self) -> Pass {
+        match self.handle_next() {
+            Ok(Some(task)) => Pass::Write(task),
+            Ok(None) if self.engine.is_over() && self.closing.is_empty() => {
+                Pass::Over(self.finish())
             }
-            let began = Instant::now();
-            let mut stop = false;
-            for event in &events {
-                match event.token() {
-                    WAKER => {}
-                    SIGNALS => stop |= self.take_signals(),
-                    ONLY_CLIENT => stop = true,
-                    Token(token) if (token as u64) < FIRST_CONNECTION => {
-                        self.accept_at = Some(Instant::now())
-                    }
-                    Token(token) => self.handle_event(ConnId(token as u64), event),
-                }
-            }
-            if self.accept_at.is_some_and(|at| at <= Instant::now()) {
-                self.accept_all();
-            }
-            self.read_ready();
-            self.handle_writer_reports();
-            if let Some(memory) = self.memory.measure() {
-                self.engine.memory_measured(self.clock.now(), memory);
-            }
-            self.memory
-                .set_live_bytes(self.engine.broker().live_bytes());
-            while let Ok(task) = self.reader.done.try_recv() {
-                self.engine.reads_done(self.clock.now(), task);
-            }
-            // Reads everything that has arrived before it judges anybody's silence. But after enough passes every
-            // connection has had its turn, however much others send.
-            full_passes += 1;
-            let has_read_all = events.iter().count() < EVENTS_AT_ONCE;
-            if has_read_all || full_passes * EVENTS_AT_ONCE > self.sockets.len() {
-                full_passes = 0;
-                self.tick_when_due();
-            }
+            Ok(None) => Pass::Done,
+            Err(error) => Pass::Over(Err(error)),
+        }
+    }
 
-            if !self.stopping && (stop || self.engine.stop_requested() || self.should_exit()) {
-                self.stopping = true;
-                self.engine.stop(self.clock.now());
-            }
-            if let Some(task) = self.engine.take_batch(self.clock.now()) {
-                panics::panic_if_asked("loop");
-                self.writer.carry_out(task);
-            }
-            if let Some(task) = self.engine.take_reads(self.clock.now()) {
-                self.reader.carry_out(task);
-            }
-            self.flush();
-            self.drop_expired();
-            self.engine.worked(began.elapsed().as_nanos() as u64);
-            if self.engine.is_over() && self.closing.is_empty() {
-                break;
+    /// Returns a batch that this thread is to write.
+    fn handle_next(&mut self) -> Result<Option<TaskHere>, ServerError> {
+        let poll_timeout = self.poll_timeout();
+        let waits = Instant::now();
+        match self.poll.poll(&mut self.events, poll_timeout) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(None),
+            outcome => outcome.map_err(ServerError::system("wait for events"))?,
+        }
+        let began = Instant::now();
+        let mut stop = false;
+        let events = std::mem::replace(&mut self.events, Events::with_capacity(0));
+        for event in &events {
+            match event.token() {
+                WAKER => {}
+                SIGNALS => stop |= self.take_signals(),
+                ONLY_CLIENT => stop = true,
+                Token(token) if (token as u64) < FIRST_CONNECTION => {
+                    self.accept_at = Some(Instant::now())
+                }
+                Token(token) => self.handle_event(ConnId(token as u64), event),
             }
         }
+        self.events = events;
+        if self.accept_at.is_some_and(|at| at <= Instant::now()) {
+            self.accept_all();
+        }
+        self.read_ready();
+        while let Ok(report) = self.writer.reports.try_recv() {
+            self.handle_writer_report(report);
+        }
+        if let Some(memory) = self.memory.measure() {
+            self.engine.memory_measured(self.clock.now(), memory);
+        }
+        self.memory
+            .set_live_bytes(self.engine.broker().live_bytes());
+        while let Ok(task) = self.reader.done.try_recv() {
+            self.engine.reads_done(self.clock.now(), task);
+        }
+        // Reads everything that has arrived before it judges anybody's silence. But after enough passes every
+        // connection has had its turn, however much others send.
+        self.full_passes += 1;
+        let has_read_all = self.events.iter().count() < EVENTS_AT_ONCE;
+        if has_read_all || self.full_passes * EVENTS_AT_ONCE > self.sockets.len() {
+            self.full_passes = 0;
+            self.tick_when_due();
+        }
+
+        if !self.stopping && (stop || self.engine.stop_requested() || self.should_exit()) {
+            self.stopping = true;
+            self.engine.stop(self.clock.now());
+        }
+        let task = self.engine.take_batch(self.clock.now());
+        let here = task.and_then(|task| {
+            panics::panic_if_asked("loop");
+            if task.is_awaited && !self.load.is_busy && self.writer.is_quick(&task) {
+                return Some(self.writer.task_here(task));
+            }
+            self.writer.carry_out(task);
+            None
+        });
+        if let Some(task) = self.engine.take_reads(self.clock.now()) {
+            self.reader.carry_out(task);
+        }
+        self.flush();
+        self.drop_expired();
+        let worked = began.elapsed();
+        self.engine.worked(worked.as_nanos() as u64);
+        self.load.add(worked, began - waits);
+        Ok(here)
+    }
+
+    /// Takes the report of the task that a pass has returned, and sends what it has made safe.
+    pub(crate) fn written_here(&mut self, report: WriterReport) {
+        let began = Instant::now();
+        self.handle_writer_report(report);
+        self.flush();
+        let worked = began.elapsed();
+        self.engine.worked(worked.as_nanos() as u64);
+        self.load.add(worked, Duration::ZERO);
+    }
+
+    /// Leaves the task that a pass has returned to the writer's thread.
+    pub(crate) fn write_in_thread(&self, task: TaskHere) {
+        self.writer.carry_out(task.task);
+    }
+
+    fn finish(&mut self) -> Result<(), ServerError> {
         // A process that recreated a local broker's directory may listen there by now.
         if self
             .local
@@ -647,28 +720,29 @@ impl Server {
         }
     }
 
-    fn handle_writer_reports(&mut self) {
-        while let Ok(report) = self.writer.reports.try_recv() {
-            let now = self.clock.now();
-            match report {
-                WriterReport::Written(through) => self.engine.batch_written(now, through),
-                WriterReport::Done { task, sync_us } => self.engine.batch_done(now, &task, sync_us),
-                WriterReport::SpaceChanged => {
-                    self.engine.space_changed(now);
-                    // Connections that waited for space may be read again.
-                    let heard = self.unread.iter().copied();
-                    let heard: Vec<ConnId> =
-                        heard.filter(|conn| self.engine.may_read(*conn)).collect();
-                    for conn in heard {
-                        self.unread.remove(&conn);
-                        self.readable.insert(conn);
-                    }
+    fn handle_writer_report(&mut self, report: WriterReport) {
+        let now = self.clock.now();
+        match report {
+            WriterReport::Written(through) => self.engine.batch_written(now, through),
+            WriterReport::Done { task, sync_us } => {
+                self.writer.took(&task, sync_us);
+                self.engine.batch_done(now, &task, sync_us);
+            }
+            WriterReport::NoRoom(task) => self.writer.carry_out(task),
+            WriterReport::SpaceChanged => {
+                self.engine.space_changed(now);
+                // Connections that waited for space may be read again.
+                let heard = self.unread.iter().copied();
+                let heard: Vec<ConnId> = heard.filter(|conn| self.engine.may_read(*conn)).collect();
+                for conn in heard {
+                    self.unread.remove(&conn);
+                    self.readable.insert(conn);
                 }
-                WriterReport::Failed(error) => {
-                    self.stopping = true;
-                    self.failure = Some(error);
-                    self.engine.disk_failed(now);
-                }
+            }
+            WriterReport::Failed(error) => {
+                self.stopping = true;
+                self.failure = Some(error);
+                self.engine.disk_failed(now);
             }
         }
     }

@@ -1,7 +1,10 @@
 //! Threads that write and sync, and that prepare spare segments.
+//!
+//! The loop's thread writes a small batch itself when somebody waits for it, the disk is quick and the loop has time:
+//! two threads need not be woken then. See [`crate::standby`] for a disk that hangs meanwhile.
 
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, channel, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,6 +17,13 @@ use crate::panics::panic_if_asked;
 /// Interval between attempts while the disk is full: it does not report new space.
 const FULL_RETRY: Duration = Duration::from_millis(250);
 
+/// Size of a batch up to which the loop's thread may write it.
+const SMALL_BYTES: usize = 32 << 10;
+/// Mean time of the latest small batches with a sync up to which the disk counts as quick.
+const QUICK_US: u64 = 1_000;
+/// Number of small batches that the mean is about.
+const BATCHES_IN_MEAN: u64 = 16;
+
 /// Message from the writer to the loop.
 pub(crate) enum WriterReport {
     /// The batch is written up to this position; the sync is still running.
@@ -23,13 +33,73 @@ pub(crate) enum WriterReport {
         sync_us: u64,
     },
     Failed(WriteError),
+    /// The loop's thread found the disk full: the writer's thread is to wait for space and write the batch.
+    NoRoom(WriterTask),
     /// Other commands must wait for disk space now: ask the engine's journal.
     SpaceChanged,
+}
+
+/// [`Writer`] of any storage.
+trait CarryOut: Send {
+    fn carry_out(&mut self, task: &WriterTask, written: &dyn Fn(u64)) -> Result<(), WriteError>;
+
+    /// Whether the task takes one write and at most one sync: no change of segments.
+    fn is_plain(&self, task: &WriterTask) -> bool;
+
+    fn wants_spare(&self) -> bool;
+}
+
+impl<S: Storage> CarryOut for Writer<S> {
+    fn carry_out(&mut self, task: &WriterTask, written: &dyn Fn(u64)) -> Result<(), WriteError> {
+        task.carry_out(self, written)
+    }
+
+    fn is_plain(&self, task: &WriterTask) -> bool {
+        task.batch.as_ref().is_some_and(|batch| self.appends(batch)) && !task.close
+    }
+
+    fn wants_spare(&self) -> bool {
+        self.spares().wanted()
+    }
+}
+
+/// The writer, for the thread that has the engine's task. The engine has one task out at a time, so nobody waits here.
+#[derive(Clone)]
+struct SharedWriter {
+    writer: Arc<Mutex<dyn CarryOut>>,
+    tell: Arc<dyn Fn(WriterReport) + Send + Sync>,
+    /// Wakes the thread that prepares spares.
+    prepare_spare: SyncSender<()>,
+}
+
+impl SharedWriter {
+    fn lock(&self) -> MutexGuard<'_, dyn CarryOut + 'static> {
+        self.writer.lock().expect("a panic ends the process")
+    }
+
+    /// Writes and syncs; returns the time that took, in microseconds.
+    fn carry_out(&self, task: &WriterTask) -> Result<u64, WriteError> {
+        panic_if_asked("writer");
+        let start = Instant::now();
+        let told = |through| (self.tell)(WriterReport::Written(through));
+        let mut writer = self.lock();
+        writer.carry_out(task, &told)?;
+        let sync_us = start.elapsed().as_micros() as u64;
+        // Checked here, since waking an idle thread costs a lone commit 7 µs.
+        if writer.wants_spare() {
+            // Full channel: the thread is already at work.
+            let _busy = self.prepare_spare.try_send(());
+        }
+        Ok(sync_us)
+    }
 }
 
 pub(crate) struct WriterThread {
     tasks: SyncSender<WriterTask>,
     pub(crate) reports: Receiver<WriterReport>,
+    writer: SharedWriter,
+    /// Mean time of the latest small batches, times their number.
+    small_batches_us: u64,
 }
 
 impl WriterThread {
@@ -43,11 +113,23 @@ impl WriterThread {
                 waker.wake().expect("an eventfd takes a wake-up");
             }
         };
-        let prepare_spare = start_spares(writer.spares(), tell.clone())?;
+        let spares = writer.spares();
+        let prepare_spare = start_spares(spares.clone(), tell.clone())?;
+        let writer = SharedWriter {
+            writer: Arc::new(Mutex::new(writer)),
+            tell: Arc::new(tell),
+            prepare_spare,
+        };
+        let shared = writer.clone();
         thread::Builder::new()
             .name("journal-writer".to_owned())
-            .spawn(move || run_writer(writer, &todo, &tell, &prepare_spare))?;
-        Ok(Self { tasks, reports })
+            .spawn(move || run_writer(&shared, &spares, &todo))?;
+        Ok(Self {
+            tasks,
+            reports,
+            writer,
+            small_batches_us: 0,
+        })
     }
 
     pub(crate) fn carry_out(&self, task: WriterTask) {
@@ -55,29 +137,68 @@ impl WriterThread {
             .try_send(task)
             .expect("the writer lives, and has one task at a time");
     }
+
+    /// Whether the task can be expected to take less time than waking the writer's thread is worth.
+    pub(crate) fn is_quick(&self, task: &WriterTask) -> bool {
+        is_small(task)
+            && self.small_batches_us <= QUICK_US * BATCHES_IN_MEAN
+            && self.writer.lock().is_plain(task)
+    }
+
+    /// Returns the task for the loop's own thread.
+    pub(crate) fn task_here(&self, task: WriterTask) -> TaskHere {
+        TaskHere {
+            task,
+            writer: self.writer.clone(),
+        }
+    }
+
+    /// Notes the time that a task took.
+    pub(crate) fn took(&mut self, task: &WriterTask, sync_us: u64) {
+        if is_small(task) && task.sync {
+            self.small_batches_us -= self.small_batches_us / BATCHES_IN_MEAN;
+            self.small_batches_us += sync_us;
+        }
+    }
 }
 
-fn run_writer<S: Storage>(
-    mut writer: Writer<S>,
-    todo: &Receiver<WriterTask>,
-    tell: &impl Fn(WriterReport),
-    prepare_spare: &SyncSender<()>,
-) {
-    let spares = writer.spares();
+fn is_small(task: &WriterTask) -> bool {
+    task.batch
+        .as_ref()
+        .is_some_and(|batch| batch.bytes() <= SMALL_BYTES)
+}
+
+/// Task that the loop's thread carries out itself.
+pub(crate) struct TaskHere {
+    pub(crate) task: WriterTask,
+    writer: SharedWriter,
+}
+
+impl TaskHere {
+    /// Writes and syncs. Returns the report, and what sends it to the loop if that is elsewhere by now.
+    pub(crate) fn carry_out(self) -> (WriterReport, impl FnOnce(WriterReport)) {
+        let Self { task, writer } = self;
+        let report = match writer.carry_out(&task) {
+            Ok(sync_us) => WriterReport::Done { task, sync_us },
+            Err(WriteError::DiskFull { .. }) => WriterReport::NoRoom(task),
+            Err(error) => WriterReport::Failed(error),
+        };
+        (report, move |report| (writer.tell)(report))
+    }
+}
+
+fn run_writer<S: Storage>(writer: &SharedWriter, spares: &Spares<S>, todo: &Receiver<WriterTask>) {
     while let Ok(task) = todo.recv() {
-        panic_if_asked("writer");
-        let start = Instant::now();
         let mut waits = false;
         let outcome = loop {
-            let told = |through| tell(WriterReport::Written(through));
-            match task.carry_out(&mut writer, told) {
+            match writer.carry_out(&task) {
                 Err(error @ WriteError::DiskFull { .. }) => {
                     // Once for each batch: the log may be on the same disk.
                     if !std::mem::replace(&mut waits, true) {
                         tracing::warn!("{error}");
                     }
                     let made_room = spares.ran_out();
-                    tell(WriterReport::SpaceChanged);
+                    (writer.tell)(WriterReport::SpaceChanged);
                     if made_room {
                         tracing::warn!("made room by removing a reserve file");
                         continue;
@@ -92,16 +213,8 @@ fn run_writer<S: Storage>(
             }
         };
         match outcome {
-            Ok(()) => {
-                let sync_us = start.elapsed().as_micros() as u64;
-                tell(WriterReport::Done { task, sync_us });
-            }
-            Err(error) => return tell(WriterReport::Failed(error)),
-        }
-        // Checked here, since waking an idle thread costs a lone commit 7 µs.
-        if spares.wanted() {
-            // Full channel: the thread is already at work.
-            let _busy = prepare_spare.try_send(());
+            Ok(sync_us) => (writer.tell)(WriterReport::Done { task, sync_us }),
+            Err(error) => return (writer.tell)(WriterReport::Failed(error)),
         }
     }
 }
@@ -222,6 +335,7 @@ mod tests {
                 sync: true,
                 tell_written: false,
                 close: false,
+                is_awaited: true,
             });
         };
 
@@ -236,7 +350,7 @@ mod tests {
                     WriterReport::Done { .. } => break true,
                     WriterReport::SpaceChanged if changes == 2 => break false,
                     WriterReport::SpaceChanged => changes += 1,
-                    WriterReport::Written(_) | WriterReport::Failed(_) => panic!("it failed"),
+                    _ => panic!("it failed"),
                 }
             };
             if !is_done {
@@ -253,7 +367,7 @@ mod tests {
             match writer.reports.recv_timeout(LONG).expect("a report") {
                 WriterReport::Done { .. } => is_done = true,
                 WriterReport::SpaceChanged => has_space = journal.journal.space() == Space::Plenty,
-                WriterReport::Written(_) | WriterReport::Failed(_) => panic!("it failed"),
+                _ => panic!("it failed"),
             }
         }
     }

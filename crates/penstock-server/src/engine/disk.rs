@@ -38,6 +38,8 @@ pub struct WriterTask {
     pub tell_written: bool,
     /// Whether to close the journal afterwards: nothing more will be written.
     pub close: bool,
+    /// Whether somebody waits for the task.
+    pub is_awaited: bool,
     /// Last position that is complete with this task.
     pub through: u64,
 }
@@ -76,6 +78,7 @@ impl Engine {
         if self.disk.in_flight || matches!(self.lifecycle, Lifecycle::Failed { .. }) {
             return None;
         }
+        let is_awaited = self.disk.is_awaited();
         let batch = if self.is_batch_due() && !perhaps!("wake-late") {
             self.journal.take_batch()
         } else {
@@ -103,6 +106,7 @@ impl Engine {
                     sync,
                     tell_written: sync && self.disk.wanted_written > self.disk.written,
                     close: false,
+                    is_awaited,
                     through,
                 }
             }
@@ -276,6 +280,7 @@ impl Engine {
             sync: !close,
             tell_written: false,
             close,
+            is_awaited: false,
             through: self.disk.taken,
         })
     }

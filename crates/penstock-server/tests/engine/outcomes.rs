@@ -91,7 +91,7 @@ fn an_outcome_shares_the_sync_of_the_next_publish() {
     let publish = commit(2, Durability::Disk, vec![publish(2)]);
     running.world.send(client, &publish);
     let task = running.task().expect("a publish is written at once");
-    assert!(task.sync);
+    assert!(task.sync && task.is_awaited);
     running.world.carry_out(&task);
     running.world.transmit();
     assert_eq!(running.confirmed(client), Some(2));
@@ -122,7 +122,7 @@ fn an_outcome_that_somebody_awaits_is_synced_at_once() {
     running.world.confirmed(client);
     running.end();
     let task = running.task().expect("it does not wait");
-    assert!(task.sync);
+    assert!(task.sync && task.is_awaited);
 }
 
 #[test]
