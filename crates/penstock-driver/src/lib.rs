@@ -13,6 +13,7 @@
 //!
 //! `session` and `encoded` are public only for the simulator, which puts its own network around them.
 
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -123,6 +124,23 @@ pub trait Driver: Send + Sync {
 
     fn leave_lead(&self, _lead: LeadToken) {}
 
+    /// Lets the calling thread, which waits for other things too, read in place of the driver's thread until the
+    /// connection is lost. It then waits for the returned socket as well, and calls [`Driver::read_arrived`]
+    /// whenever that is readable. So what arrives wakes one thread instead of two. `None` while there is no
+    /// connection, or another thread is reading.
+    fn read_elsewhere(&self) -> Option<ReadSide> {
+        None
+    }
+
+    /// Reads all that has arrived, and calls the sinks in this thread; these must not close the driver. Returns
+    /// false once the connection is lost: the driver's thread reads the next one.
+    fn read_arrived(&self, _side: &ReadSide) -> bool {
+        false
+    }
+
+    /// Leaves reading to the driver's thread again. Needed before [`Driver::close`], which waits for confirms.
+    fn leave_reading(&self, _side: ReadSide) {}
+
     /// Returns why no broker is reachable, for people; `None` while one is.
     fn trouble(&self) -> Option<String>;
 
@@ -131,6 +149,18 @@ pub trait Driver: Send + Sync {
 
     /// Disconnects once all commits are confirmed or the deadline passes. Blocks until then.
     fn close(&self, deadline: Instant);
+}
+
+/// Readable side of a connection, for [`Driver::read_elsewhere`].
+pub struct ReadSide {
+    socket: Arc<OwnedFd>,
+    connection: u64,
+}
+
+impl AsFd for ReadSide {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
 }
 
 /// Lets a thread that waits for its own call read the socket in place of the driver's thread. The broker then

@@ -26,7 +26,8 @@ use crate::encoded::Encoded;
 use crate::session::{DriverSession, LinkEnd, SessionConfig};
 use crate::waker::Waker;
 use crate::{
-    DeliverySink, Done, Driver, DriverConfig, DriverError, ErrorKind, LeadToken, ValueSink, WatchId,
+    DeliverySink, Done, Driver, DriverConfig, DriverError, ErrorKind, LeadToken, ReadSide,
+    ValueSink, WatchId,
 };
 
 /// Maximum time of one attempt to connect before the next one starts.
@@ -51,6 +52,8 @@ struct DriverShared {
     socket: AtomicI32,
     state: Mutex<DriverState>,
     input: Mutex<ReceiveBuffer>,
+    /// Held while events are carried out in two threads by turns, so that their order stays.
+    order: Mutex<()>,
     thread: OnceLock<ThreadId>,
     ended: Condvar,
 }
@@ -69,6 +72,8 @@ enum ReadBy {
     Thread,
     /// A caller that is waiting for its own answer.
     Caller(LeadToken),
+    /// A thread that waits for more than this socket, until the connection is lost.
+    Elsewhere,
     /// Nobody is waiting. Bytes that arrive anyway are read at the next wake-up.
     Nobody,
 }
@@ -164,6 +169,7 @@ impl Remote {
                     decoder: Decoder::new(MAX_FRAME_BYTES),
                     buffer: vec![0; READ_BYTES].into_boxed_slice(),
                 }),
+                order: Mutex::new(()),
                 thread: OnceLock::new(),
                 ended: Condvar::new(),
             })),
@@ -386,7 +392,7 @@ impl Driver for Remote {
             let ready = poll(&mut fds, timeout(left).as_ref());
             let now = Instant::now();
             let outcome = match ready {
-                Ok(1..) => self.shared.read(&socket, connection),
+                Ok(1..) => self.shared.read(&socket, connection).map(drop),
                 Ok(0) if now < until => self.shared.lock().session.tick(now),
                 // The deadline passed, or a signal arrived that the caller may want to handle.
                 Ok(0) | Err(_) => return,
@@ -420,6 +426,60 @@ impl Driver for Remote {
             false => ReadBy::Thread,
         };
         self.shared.wake_where_needed(state);
+    }
+
+    fn read_elsewhere(&self) -> Option<ReadSide> {
+        let mut state = self.shared.lock_in_same_process().ok()?;
+        let ConnectPhase::Connected { socket, .. } = &state.phase else {
+            return None;
+        };
+        if !matches!(state.read_by, ReadBy::Thread | ReadBy::Nobody) {
+            return None;
+        }
+        let side = ReadSide {
+            socket: Arc::clone(socket),
+            connection: state.connection,
+        };
+        state.read_by = ReadBy::Elsewhere;
+        let wakes = state.asleep.take_if(|sleep| sleep.watches_read);
+        drop(state);
+        if wakes.is_some() {
+            self.shared.wake();
+        }
+        Some(side)
+    }
+
+    fn read_arrived(&self, side: &ReadSide) -> bool {
+        let connection = side.connection;
+        let outcome = loop {
+            match self.shared.read(&side.socket, connection) {
+                Ok(true) => {}
+                Ok(false) => break Ok(()),
+                Err(end) => break Err(end),
+            }
+        };
+        let mut state = self.shared.lock();
+        let is_current = state.connection == connection;
+        if let Err(end) = outcome
+            && is_current
+        {
+            // Only the driver's thread reconnects.
+            state.broken = Some(end);
+            drop(state);
+            self.shared.wake();
+            return false;
+        }
+        drop(self.shared.flush(state));
+        self.shared.carry_out_in_order();
+        is_current
+    }
+
+    fn leave_reading(&self, side: ReadSide) {
+        let mut state = self.shared.lock();
+        if state.connection == side.connection && state.read_by == ReadBy::Elsewhere {
+            state.read_by = ReadBy::Thread;
+            self.shared.wake_where_needed(state);
+        }
     }
 
     fn trouble(&self) -> Option<String> {
@@ -487,8 +547,8 @@ impl DriverShared {
         Ok(())
     }
 
-    /// Reads the arrived bytes. The caller must carry out the resulting events.
-    fn read(&self, socket: &OwnedFd, connection: u64) -> Result<(), LinkEnd> {
+    /// Reads arrived bytes; returns whether there may be more. The caller must carry out the resulting events.
+    fn read(&self, socket: &OwnedFd, connection: u64) -> Result<bool, LinkEnd> {
         let mut input = self.input.lock().unwrap();
         let ReceiveBuffer {
             connection: of,
@@ -502,7 +562,8 @@ impl DriverShared {
         let length = match rustix::io::read(socket, &mut buffer[..]) {
             Ok(0) => return Err(LinkEnd::Lost("the broker closed the connection".into())),
             Ok(length) => length,
-            Err(Errno::AGAIN | Errno::INTR) => return Ok(()),
+            Err(Errno::AGAIN) => return Ok(false),
+            Err(Errno::INTR) => return Ok(true),
             Err(error) => return Err(LinkEnd::Lost(error.to_string())),
         };
         decoder.extend(&buffer[..length]);
@@ -513,7 +574,12 @@ impl DriverShared {
             }
             state.session.handle(Instant::now(), frame)?;
         }
-        Ok(())
+        Ok(length == buffer.len())
+    }
+
+    fn carry_out_in_order(&self) {
+        let _turn = self.order.lock().unwrap();
+        self.carry_out_events(self.lock());
     }
 
     fn carry_out_events(&self, mut state: MutexGuard<'_, DriverState>) {
@@ -648,7 +714,9 @@ impl IoLoop {
             let mut state = shared.lock();
             state.asleep = None;
             state.blocked &= !ready.write;
-            let reads = ready.read || state.read_by == ReadBy::Nobody;
+            // The thread that reads may be late, and silence is judged next.
+            let checks = state.read_by == ReadBy::Elsewhere && Instant::now() >= sleep.until;
+            let reads = ready.read || state.read_by == ReadBy::Nobody || checks;
             drop(state);
             if let Some(socket) = socket
                 && reads
@@ -714,7 +782,13 @@ impl IoLoop {
             }
             _ => {}
         }
-        shared.carry_out_events(state);
+        match state.read_by {
+            ReadBy::Elsewhere => {
+                drop(state);
+                shared.carry_out_in_order();
+            }
+            _ => shared.carry_out_events(state),
+        }
         closes
     }
 

@@ -75,6 +75,12 @@ impl Inbox {
         }
     }
 
+    /// Runs something in the supervisor's thread that brings news, which the supervisor takes afterwards.
+    pub fn without_waking<R>(&self, run: impl FnOnce() -> R) -> R {
+        self.woken.store(true, Ordering::Release);
+        run()
+    }
+
     /// Takes everything new. Anything that arrives after this call wakes the supervisor again.
     pub fn take(&self) -> News {
         self.woken.store(false, Ordering::Release);

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token, Waker};
+use penstock_driver::ReadSide;
 use penstock_message::{Delivery, SeededState, WorkerReport};
 use rustix::net::{RecvFlags, recv};
 use rustix::process::Rlimit;
@@ -59,8 +60,9 @@ const INBOX: Token = Token(0);
 const STOP_SIGNALS: Token = Token(1);
 const ZYGOTE: Token = Token(2);
 const ENDS: Token = Token(3);
+const BROKER: Token = Token(4);
 /// Token of the first pool's socket: the children of pool n pull from `FIRST_POOL + n`.
-const FIRST_POOL: usize = 4;
+const FIRST_POOL: usize = 5;
 /// Token of the first child's socket: child n has `FIRST_CHILD + n`.
 const FIRST_CHILD: usize = 16;
 
@@ -125,6 +127,8 @@ pub struct Supervisor {
     config: WorkerConfig,
     /// Connection to the broker; none before the app is loaded, since the app may name its broker.
     broker: Option<Connected>,
+    /// Connection that this thread reads, instead of the driver's.
+    reading: Option<ReadSide>,
     contact: Contact,
     /// Location of the app.
     place: String,
@@ -264,6 +268,7 @@ impl Supervisor {
         let supervisor = Self {
             config,
             broker: None,
+            reading: None,
             contact: Contact::missing_from(now),
             place: String::new(),
             inbox,
@@ -352,6 +357,7 @@ impl Supervisor {
                     STOP_SIGNALS => self.hear_signals(),
                     ZYGOTE => self.hear_zygote(),
                     ENDS => self.hear_ends(),
+                    BROKER => self.read_broker(),
                     // They are sent with the packets below.
                     Token(..FIRST_CHILD) => self.send_from = Some(Instant::now()),
                     Token(number) => self.collect((number - FIRST_CHILD) as u32),
@@ -718,6 +724,7 @@ impl Supervisor {
         let left = self.inbox.take().deliveries;
         self.settlements.give_back(left);
         self.commit();
+        self.stop_reading();
         if let Some(broker) = &self.broker {
             // Don't wait for a query that an unreachable broker has not answered.
             let patience = match self.inbox.unconfirmed() {

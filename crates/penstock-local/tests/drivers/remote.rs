@@ -1,11 +1,13 @@
 //! Tests failures between a client and a broker in another process, and how the client reports them.
 
 use std::process::{Command, Stdio};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::support::*;
-use penstock_driver::{DriverConfig, DriverError, ErrorKind};
+use penstock_driver::{DriverConfig, DriverError, ErrorKind, ReadSide};
 use penstock_message::Durability;
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::Signal;
 
 const SHORT: Duration = Duration::from_millis(300);
@@ -67,6 +69,54 @@ fn a_stopped_broker_ends_calls_at_their_deadlines_and_goes_on_where_it_was() {
         .map(|delivery| delivery.message.id)
         .collect();
     assert_eq!(taken, [id(1), id(2), id(4)]);
+}
+
+fn is_readable(side: &ReadSide, within: Duration) -> bool {
+    let within = rustix::event::Timespec::try_from(within).unwrap();
+    let mut fds = [PollFd::new(side, PollFlags::IN)];
+    poll(&mut fds, Some(&within)) == Ok(1)
+}
+
+#[test]
+fn a_thread_that_waits_for_other_things_too_can_read_for_the_driver() {
+    let place = BrokerPlace::unix();
+    let client = place.client();
+    client.commit(vec![publish(message(1))]);
+    let side = client.driver.read_elsewhere().expect("nobody else reads");
+    assert!(client.driver.read_elsewhere().is_none(), "it is taken");
+
+    // The driver's thread leaves the socket alone, until it would judge by its silence.
+    let start = Instant::now();
+    let outcome = client.try_commit(vec![publish(message(2))], Durability::Disk, SHORT);
+    assert_eq!(outcome, Ok(applied()));
+    assert!((SHORT..PATIENCE).contains(&start.elapsed()));
+
+    let start = Instant::now();
+    thread::scope(|scope| {
+        let commit = scope.spawn(|| client.commit(vec![publish(message(3))]));
+        while !commit.is_finished() {
+            if is_readable(&side, Duration::from_millis(10)) {
+                let stands = client.driver.read_arrived(&side);
+                assert!(stands, "the connection is lost");
+            }
+        }
+        assert_eq!(commit.join().unwrap(), applied());
+    });
+    assert!(start.elapsed() < AMPLE, "{:?}", start.elapsed());
+    client.driver.leave_reading(side);
+    assert_eq!(client.commit(vec![publish(message(4))]), applied());
+
+    let side = client.driver.read_elsewhere().expect("it was left");
+    place.kill();
+    assert!(is_readable(&side, PATIENCE));
+    assert!(!client.driver.read_arrived(&side), "the connection is lost");
+    assert_eq!(client.commit(vec![publish(message(5))]), applied());
+    // An outdated one changes nothing.
+    assert!(!client.driver.read_arrived(&side));
+    client.driver.leave_reading(side);
+    let taken = client.worker("work", 10).take(5);
+    let ids: Vec<_> = taken.iter().map(|delivery| delivery.message.id).collect();
+    assert_eq!(ids, [1, 2, 3, 4, 5].map(id));
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::mem::take;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use mio::Interest;
 use penstock_driver::{DriverError, ErrorKind};
 use penstock_jobs::{DeliveryHead, Outcome, runs_alone, settle};
 use penstock_message::{
@@ -13,7 +14,7 @@ use penstock_message::{
 };
 
 use super::orders::over;
-use super::{End, Phase, Supervisor, TICK};
+use super::{BROKER, End, Phase, Supervisor, TICK};
 use crate::inbox::News;
 use crate::packet::job_bytes;
 use crate::policy::{Credit, PacketEnd};
@@ -216,8 +217,12 @@ impl Supervisor {
         }
         if let Some(in_reach) = in_reach {
             self.in_reach = in_reach;
+            self.stop_reading();
             match in_reach {
-                true => self.broker_answers(),
+                true => {
+                    self.begin_reading();
+                    self.broker_answers();
+                }
                 false => {
                     self.contact.lost(now);
                     self.begin_nothing();
@@ -241,6 +246,38 @@ impl Supervisor {
             tracing::error!("the broker can't be used any more: {error}");
             self.end = end_of(&error);
             self.begin_killing(now);
+        }
+    }
+
+    /// Reads the broker's connection in this thread from now on, so that a delivery wakes one thread instead of two.
+    fn begin_reading(&mut self) {
+        let Some(broker) = &self.broker else {
+            return;
+        };
+        self.reading = broker.driver.read_elsewhere();
+        if let Some(side) = &self.reading
+            && let Err(error) = self.listen(side, BROKER, Interest::READABLE)
+        {
+            tracing::error!(%error, "the worker cannot watch its connection to the broker");
+            self.stop_reading();
+        }
+    }
+
+    pub(super) fn stop_reading(&mut self) {
+        if let (Some(broker), Some(side)) = (&self.broker, self.reading.take()) {
+            self.ignore(&side);
+            broker.driver.leave_reading(side);
+        }
+    }
+
+    /// Reads what the broker has sent; the news follow in this pass.
+    pub(super) fn read_broker(&mut self) {
+        if let (Some(broker), Some(side)) = (&self.broker, &self.reading)
+            && !self
+                .inbox
+                .without_waking(|| broker.driver.read_arrived(side))
+        {
+            self.stop_reading();
         }
     }
 
