@@ -887,10 +887,10 @@ pub struct Publish {
     #[prost(message, optional, tag = "3")]
     pub due: ::core::option::Option<Due>,
     /// Claims a key until the message has ended; the operation is skipped if the key exists. Not next to a claim.
-    #[prost(message, optional, tag = "4")]
-    pub unless_key: ::core::option::Option<KeyRef>,
-    #[prost(message, optional, tag = "5")]
-    pub claim: ::core::option::Option<Claim>,
+    #[prost(message, optional, boxed, tag = "4")]
+    pub unless_key: ::core::option::Option<::prost::alloc::boxed::Box<KeyRef>>,
+    #[prost(message, optional, boxed, tag = "5")]
+    pub claim: ::core::option::Option<::prost::alloc::boxed::Box<Claim>>,
 }
 /// Key that a message is to own, for how long, and the choice between it and an existing owner.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -85,8 +85,8 @@ impl From<Op> for proto::Op {
                     queues,
                     message: Some(message.into()),
                     due: due.map(Into::into),
-                    unless_key,
-                    claim,
+                    unless_key: unless_key.map(Box::new),
+                    claim: claim.map(Box::new),
                 })
             }
             Op::Put {
@@ -517,12 +517,13 @@ fn claim_to_wire(claim: Option<Box<Claim>>) -> (Option<proto::KeyRef>, Option<pr
 }
 
 fn claim_from_wire(
-    unless_key: Option<proto::KeyRef>,
-    wire: Option<proto::Claim>,
+    unless_key: Option<Box<proto::KeyRef>>,
+    wire: Option<Box<proto::Claim>>,
 ) -> Result<Option<Box<Claim>>, WireError> {
     use proto::claim;
     let Some(wire) = wire else {
-        return Ok(unless_key.map(Key::try_from).transpose()?.map(Into::into));
+        let key = unless_key.map(|key| Key::try_from(*key)).transpose()?;
+        return Ok(key.map(Into::into));
     };
     let until = claim::Until::try_from(wire.until);
     let conflict = claim::Conflict::try_from(wire.conflict);
