@@ -317,6 +317,17 @@ def eventually(condition: Callable[[], object], timeout: float = 60, explain: Ca
         time.sleep(0.005)
 
 
+def suspend(pid: int) -> None:
+    """Stop a process until SIGCONT, and wait until each of its threads stands still: one after another does."""
+
+    def stands_still() -> bool:
+        states = [stat.read_text().rpartition(")")[2].split()[0] for stat in Path(f"/proc/{pid}/task").glob("*/stat")]
+        return set(states) == {"T"}
+
+    os.kill(pid, signal.SIGSTOP)
+    eventually(stands_still)
+
+
 @contextmanager
 def within(seconds: float, what: str = "it") -> Iterator[None]:
     """Bound the time of the block; a longer one is `TooSlow`."""

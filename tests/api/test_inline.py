@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from project import pidfd
+from project import pidfd, suspend
 
 import penstock
 from penstock import App, JobExpired, JobState, ResultExpired, ResultTimeout, Retry, current_job
@@ -413,7 +413,7 @@ class TestBusyMachine:
     def silence(self, job: penstock.Job[int]) -> Iterator[None]:
         """Stop the job's broker, and let it go on while the block waits for it."""
         broker = job._app._connected()._client.status(PATIENCE_S)["broker_pid"]
-        os.kill(broker, signal.SIGSTOP)
+        suspend(broker)
         timer = threading.Timer(0.3, os.kill, (broker, signal.SIGCONT))
         timer.start()
         try:

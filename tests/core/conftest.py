@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
-from project import Project
+from project import Project, suspend
 
 import penstock
 from penstock import _core
@@ -44,7 +44,7 @@ def stopped_broker(project: Project) -> Callable[[], AbstractContextManager[None
     def stop() -> Iterator[None]:
         pid = project.broker_pid()
         assert pid is not None
-        os.kill(pid, signal.SIGSTOP)
+        suspend(pid)
         try:
             yield
         finally:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from crash import books, checker
 from crash.cycles import Cycles
-from project import Process, Project, eventually
+from project import Process, Project, eventually, suspend
 from worker.odd_shop import parent_of
 
 HERE = Path(__file__).parent
@@ -145,7 +145,7 @@ def test_nobody_loses_a_lease_by_the_silence_of_the_broker(
         run = stage.wait_for_runs(label, 1)
         broker = project.broker_pid()
         assert broker is not None
-        os.kill(broker, signal.SIGSTOP)
+        suspend(broker)
         # Meanwhile its worker considers it dead, and tries to reach another broker.
         time.sleep(chance.uniform(1.1, 2) * HEARTBEAT_S)
         os.kill(broker, signal.SIGCONT)

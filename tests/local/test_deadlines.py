@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from project import suspend
 
 TASKS = """
     from penstock import App
@@ -32,7 +33,7 @@ def tasks(project):
 @contextmanager
 def stopped_broker(project) -> Iterator[None]:
     pid = project.broker_pid()
-    os.kill(pid, signal.SIGSTOP)
+    suspend(pid)
     try:
         yield
     finally:

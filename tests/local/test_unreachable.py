@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from project import Process, Project, within
+from project import Process, Project, suspend, within
 
 import penstock
 from penstock import App, BrokerUnavailable, CallTimeout, ResultTimeout
@@ -66,7 +66,7 @@ def killed(project: Project) -> Iterator[Reach]:
 def stopped(project: Project) -> Iterator[Reach]:
     """Yield the address of a stopped process: the kernel accepts its data, but nothing answers."""
     url, server = serve(project)
-    yield Reach(url, lambda: server.signal(signal.SIGSTOP))
+    yield Reach(url, lambda: suspend(server.pid))
     server.end()
 
 

@@ -245,7 +245,7 @@ fn a_start_that_stays_hopeless_ends_calls_at_once_and_says_which_were_sent() {
         let client = hindered.client();
         client.commit(vec![publish(message(1))]);
         let pid = client.broker_pid();
-        kill(pid, Signal::STOP);
+        suspend(pid);
         fs::write(hindered.file("hindered"), "").unwrap();
         let (ended, ends) = std::sync::mpsc::channel();
         client.driver.commit(

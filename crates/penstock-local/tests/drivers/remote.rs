@@ -47,7 +47,7 @@ fn a_stopped_broker_ends_calls_at_their_deadlines_and_goes_on_where_it_was() {
     let client = place.client();
     client.commit(vec![publish(message(1))]);
     let pid = client.broker_pid();
-    kill(pid, Signal::STOP);
+    suspend(pid);
     let start = Instant::now();
     let outcome = client.try_commit(vec![publish(message(2))], Durability::Disk, AMPLE);
     assert!((AMPLE..PATIENCE).contains(&start.elapsed()));
@@ -124,7 +124,7 @@ fn a_full_socket_ends_what_waits_behind_it_as_not_sent() {
     let place = BrokerPlace::unix();
     let client = place.client();
     let pid = client.broker_pid();
-    kill(pid, Signal::STOP);
+    suspend(pid);
     let body = bytes::Bytes::from(vec![0; 4 << 20]);
     let (ended, ends) = std::sync::mpsc::channel();
     for number in 0..3 {

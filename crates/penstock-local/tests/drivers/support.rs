@@ -180,6 +180,26 @@ pub fn kill(pid: u64, signal: rustix::process::Signal) {
     rustix::process::kill_process(pid, signal).unwrap();
 }
 
+/// Stops a process until SIGCONT, and waits until each of its threads stands still: one after another does.
+pub fn suspend(pid: u64) {
+    kill(pid, rustix::process::Signal::STOP);
+    let stands_still = |stat: &str| {
+        let state = stat.rsplit_once(") ").expect("a state").1;
+        state.starts_with('T')
+    };
+    loop {
+        let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+        let mut stats = threads.map(|thread| {
+            let stat = thread.unwrap().path().join("stat");
+            std::fs::read_to_string(stat).unwrap()
+        });
+        if stats.all(|stat| stands_still(&stat)) {
+            return;
+        }
+        std::thread::yield_now();
+    }
+}
+
 pub fn start_server(listen: &str, directory: &Path) -> Child {
     server_command(listen, directory).spawn().unwrap()
 }
