@@ -93,7 +93,11 @@ def test_a_job_of_any_kind_leaves_behind_what_it_says_and_an_attempt_that_ends_b
     eventually(lambda: len(notes(project, "told")) >= len(told), 60, lambda: worker.output)
     # Any steps sent by an earlier attempt would have begun before this job ends.
     tasks.tell.delay("the-end").result(timeout=60)
-    assert sorted(notes(project, "told")) == sorted([*told, "the-end"])
+    found = notes(project, "told")
+    # A step that ran in the process of the attempt that died, and had told already, runs again.
+    again = found.count("dies-now") - told.count("dies-now")
+    assert again == 0 or (kind.name in ("thread", "async") and again in (1, 2, 3))
+    assert sorted(found) == sorted([*told, *again * ["dies-now"], "the-end"])
 
 
 @named(KINDS)
