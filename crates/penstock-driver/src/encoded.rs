@@ -3,9 +3,8 @@
 
 use bytes::Bytes;
 use penstock_message::{Features, Tx};
-use penstock_wire::proto;
+use penstock_wire::{convert, proto};
 use prost::Message as _;
-use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint};
 
 /// Size up to which transactions are packed into one frame, and up to which a large one is split into parts.
 /// Small enough for other clients of the broker to get their turn in between.
@@ -62,14 +61,12 @@ impl Encoded {
 
 impl Form {
     fn new(tx: Tx) -> Self {
-        let proto::Tx { ops } = tx.into();
         let mut parts = Vec::new();
         let mut part = Vec::new();
-        for op in ops {
-            // A nested message computes its length once per level of nesting. For settlements that took a tenth
-            // of the supervisor's time, so the length is computed once here.
+        for op in tx.ops {
+            let op = proto::Op::from(op);
             let op_bytes = op.encoded_len();
-            let room = 1 + encoded_len_varint(op_bytes as u64) + op_bytes;
+            let room = convert::encoded_op_len(op_bytes);
             if part.len() + room > FRAME_TARGET_BYTES && !part.is_empty() {
                 parts.push(Bytes::from(std::mem::take(&mut part)));
             }
@@ -78,9 +75,7 @@ impl Form {
                 true => part.reserve_exact(room),
                 false => part.reserve(room),
             }
-            encode_key(OPS, WireType::LengthDelimited, &mut part);
-            encode_varint(op_bytes as u64, &mut part);
-            op.encode_raw(&mut part);
+            convert::encode_op(&op, op_bytes, &mut part);
         }
         match parts.is_empty() {
             true => Self::Whole(part.into()),
@@ -92,63 +87,12 @@ impl Form {
     }
 }
 
-/// Field number of the operations in `proto::Tx`.
-const OPS: u32 = 1;
-
-/// `proto::Commit` with its transactions already encoded. On the wire, a nested message and a field of bytes
-/// look the same.
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct EncodedCommit {
-    #[prost(uint64, tag = "1")]
-    pub first_seq: u64,
-    #[prost(enumeration = "proto::Durability", tag = "2")]
-    pub durability: i32,
-    #[prost(bytes = "bytes", repeated, tag = "3")]
-    pub txs: Vec<Bytes>,
-    #[prost(enumeration = "proto::Part", tag = "4")]
-    pub part: i32,
-}
-
-/// `proto::ToBroker` that only holds encoded commits.
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct EncodedCommits {
-    #[prost(message, repeated, tag = "2")]
-    pub commits: Vec<EncodedCommit>,
-}
-
 #[cfg(test)]
 mod tests {
     use penstock_message::Op;
 
     use super::*;
 
-    /// Checks that the bytes are the same whether transactions are encoded before the frame or with it.
-    #[test]
-    fn a_commit_of_encoded_transactions_is_a_commit() {
-        let purge = Op::Purge {
-            queue: "mail".into(),
-        };
-        let txs = [Tx::from(vec![purge]), Tx::default()];
-        let whole = proto::ToBroker {
-            commits: vec![proto::Commit {
-                first_seq: 300,
-                durability: proto::Durability::Os.into(),
-                txs: txs.iter().cloned().map(Into::into).collect(),
-                part: proto::Part::Whole.into(),
-            }],
-            ..Default::default()
-        };
-        let encoded = |tx: &Tx| Encoded::new(tx.clone()).parts()[0].clone();
-        let ours = EncodedCommits {
-            commits: vec![EncodedCommit {
-                first_seq: 300,
-                durability: proto::Durability::Os.into(),
-                txs: txs.iter().map(encoded).collect(),
-                part: proto::Part::Whole.into(),
-            }],
-        };
-        assert_eq!(ours.encode_to_vec(), whole.encode_to_vec());
-    }
     #[test]
     fn parts_of_a_transaction_are_the_whole_of_it() {
         let purge = |length: usize| Op::Purge {
@@ -168,7 +112,7 @@ mod tests {
         let tx = Tx::from(lengths.map(purge).to_vec());
         let encoded = Encoded::new(tx.clone());
         let parts = encoded.parts();
-        assert_eq!(parts.concat(), proto::Tx::from(tx).encode_to_vec());
+        assert_eq!(parts.concat(), convert::encode_tx(tx));
         let within = |part: &&Bytes| part.len() <= FRAME_TARGET_BYTES;
         assert_eq!((parts.len(), parts.iter().filter(within).count()), (4, 3));
     }

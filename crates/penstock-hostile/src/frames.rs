@@ -3,7 +3,7 @@
 use arbitrary::{Result, Unstructured};
 use bytes::{BufMut, BytesMut};
 use penstock_message::{
-    Answer, CancelOrder, Delivery, Key, KeyState, Lease, Notice, Query, Receipt, RefusedWait, Tx,
+    Answer, CancelOrder, Delivery, Key, KeyState, Lease, Notice, Query, Receipt, RefusedWait,
 };
 use penstock_wire::proto::{ToBroker, ToClient};
 use penstock_wire::{Decoder, Heard, MAX_FRAME_BYTES, MAX_HELLO_BYTES, convert, encode_frame};
@@ -114,7 +114,8 @@ where
 fn meaning_to_broker(mut frame: ToBroker) -> Option<ToBroker> {
     for commit in &mut frame.commits {
         convert::durability(commit.durability).ok()?;
-        commit.txs = through::<Tx, _>(std::mem::take(&mut commit.txs))?;
+        let txs = convert::decode_txs(std::mem::take(&mut commit.txs)).ok()?;
+        commit.txs = txs.into_iter().map(convert::encode_tx).collect();
     }
     if let Some(hello) = &mut frame.hello {
         convert::session_id(&hello.session).ok()?;

@@ -252,7 +252,7 @@ fn commit(first_seq: u64, txs: Vec<Tx>) -> ToBroker {
         commits: vec![proto::Commit {
             first_seq,
             durability: proto::Durability::from(Durability::Disk).into(),
-            txs: txs.into_iter().map(Into::into).collect(),
+            txs: txs.into_iter().map(convert::encode_tx).collect(),
             part: proto::Part::Whole.into(),
         }],
         ..ToBroker::default()

@@ -20,6 +20,7 @@ use penstock_wire::proto::{self, ToBroker, close::Why};
 use penstock_wire::{
     FRAME_HEADER_BYTES, HELLO_LEASES, MAX_HELLO_BYTES, convert, encode_frame, encoded_frame_len,
 };
+use prost::Message as _;
 use world::*;
 
 // Before the hello.
@@ -217,10 +218,13 @@ fn a_client_that_breaks_the_protocol_is_told_why_and_another_goes_on() {
     );
     check("an id is not 16 bytes long", |world, bad| {
         let mut frame = commit(1, Durability::Disk, vec![publish(1)]);
-        let Some(proto::op::Op::Publish(publish)) = &mut frame.commits[0].txs[0].ops[0].op else {
+        let tx = &mut frame.commits[0].txs[0];
+        let mut wire = proto::Tx::decode(tx.clone()).expect("a transaction");
+        let Some(proto::op::Op::Publish(publish)) = &mut wire.ops[0].op else {
             unreachable!("a publish");
         };
         publish.message.as_mut().expect("a message").head.id = Bytes::from_static(b"short");
+        *tx = wire.encode_to_vec().into();
         world.send(bad, &frame);
     });
     check("an unknown durability", |world, bad| {

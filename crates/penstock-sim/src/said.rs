@@ -129,7 +129,7 @@ impl Said {
         let part = |seq: u64, durability: Durability, tx: &Tx, part: proto::Part| proto::Commit {
             first_seq: seq,
             durability: proto::Durability::from(durability).into(),
-            txs: vec![tx.clone().into()],
+            txs: vec![convert::encode_tx(tx.clone())],
             part: part.into(),
         };
         let parts = self
@@ -141,7 +141,7 @@ impl Said {
             None => proto::Commit {
                 first_seq: commit.first_seq,
                 durability: proto::Durability::from(commit.durability).into(),
-                txs: commit.txs.iter().cloned().map(Into::into).collect(),
+                txs: commit.txs.iter().cloned().map(convert::encode_tx).collect(),
                 part: proto::Part::Whole.into(),
             },
         });
@@ -226,7 +226,7 @@ impl Hearing {
         }
         for commit in frame.commits {
             let durability = convert::durability(commit.durability)?;
-            let mut txs: Vec<Tx> = convert::all(commit.txs)?;
+            let mut txs = convert::decode_txs(commit.txs)?;
             let first_seq = commit.first_seq;
             let mut last_part = None;
             match proto::Part::try_from(commit.part) {

@@ -75,10 +75,10 @@ fn delivery() -> Delivery {
 
 fn main() {
     measure("publish", publish, commits, |frame: proto::ToBroker| {
-        convert::all::<_, Tx>(frame.commits.into_iter().next().unwrap().txs).unwrap()
+        convert::decode_txs(frame.commits.into_iter().next().unwrap().txs).unwrap()
     });
     measure("settle ", settle, commits, |frame: proto::ToBroker| {
-        convert::all::<_, Tx>(frame.commits.into_iter().next().unwrap().txs).unwrap()
+        convert::decode_txs(frame.commits.into_iter().next().unwrap().txs).unwrap()
     });
     measure("deliver", delivery, deliveries, |frame: proto::ToClient| {
         convert::all::<_, Delivery>(frame.deliveries).unwrap()
@@ -89,7 +89,7 @@ fn commits(txs: Vec<Tx>) -> proto::ToBroker {
     proto::ToBroker {
         commits: vec![proto::Commit {
             first_seq: 1,
-            txs: txs.into_iter().map(Into::into).collect(),
+            txs: txs.into_iter().map(convert::encode_tx).collect(),
             ..Default::default()
         }],
         ..Default::default()

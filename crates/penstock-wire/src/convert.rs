@@ -20,6 +20,8 @@ mod transactions;
 mod values;
 mod workflows;
 
+pub use transactions::{decode_tx, decode_txs, encode_op, encode_tx, encoded_op_len};
+
 /// Declares both conversions between an enum of the nouns and its number on the wire.
 macro_rules! same_variants {
     ($noun:ident, $wire:ty, $unknown:literal, { $($variant:ident = $wire_variant:ident),+ $(,)? }) => {

@@ -339,14 +339,14 @@ pub struct Lease {
     pub grant: u64,
 }
 /// Transactions with contiguous numbers from first_seq; or one part of a larger one.
-#[derive(Clone, PartialEq, ::prost::Message)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Commit {
     #[prost(uint64, tag = "1")]
     pub first_seq: u64,
     #[prost(enumeration = "Durability", tag = "2")]
     pub durability: i32,
-    #[prost(message, repeated, tag = "3")]
-    pub txs: ::prost::alloc::vec::Vec<Tx>,
+    #[prost(bytes = "bytes", repeated, tag = "3")]
+    pub txs: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
     /// not WHOLE: txs holds exactly one, and first_seq is its number
     #[prost(enumeration = "Part", tag = "4")]
     pub part: i32,
@@ -2987,7 +2987,7 @@ pub(crate) mod shapes {
     ]);
     pub(crate) const KEY_REF_SCOPED: EntryShape = EntryShape::new(&[]);
     pub(crate) const COMMIT: EntryShape = EntryShape::new(&[
-        (3, EntryField::Many(&TX, size_of::<super::Tx>())),
+        (3, EntryField::Many(&TX, size_of::<(::prost::bytes::Bytes, super::Tx)>())),
     ]);
     pub(crate) const TX: EntryShape = EntryShape::new(&[
         (1, EntryField::Many(&OP, size_of::<super::Op>())),
@@ -3108,6 +3108,7 @@ pub(crate) mod shapes {
 
     /// Bytes of memory for an entry of each kind of list.
     pub(crate) const ENTRIES: &[usize] = &[
+        size_of::<(::prost::bytes::Bytes, super::Tx)>(),
         size_of::<::prost::bytes::Bytes>(),
         size_of::<String>(),
         size_of::<super::Commit>(),
@@ -3120,7 +3121,6 @@ pub(crate) mod shapes {
         size_of::<super::Progress>(),
         size_of::<super::Query>(),
         size_of::<super::Reply>(),
-        size_of::<super::Tx>(),
         size_of::<super::consumer::tasks::Task>(),
         size_of::<super::hold::Expected>(),
         size_of::<super::hold::Held>(),

@@ -198,7 +198,7 @@ mod tests {
     };
 
     fn in_tx(version: u32, ops: Vec<Op>) -> Option<&'static str> {
-        let encoded = proto::Tx::from(Tx { ops }).encode_to_vec().into();
+        let encoded = crate::convert::encode_tx(Tx { ops });
         let additions = BEFORE.too_new(version, Within::Tx, &encoded);
         additions.map(|additions| additions.what)
     }

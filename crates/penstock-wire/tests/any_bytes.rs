@@ -736,7 +736,7 @@ fn commit_frame(first_seq: u64, durability: Durability, txs: Vec<Tx>) -> ToBroke
         commits: vec![proto::Commit {
             first_seq,
             durability: proto::Durability::from(durability).into(),
-            txs: txs.into_iter().map(Into::into).collect(),
+            txs: txs.into_iter().map(convert::encode_tx).collect(),
             part: proto::Part::Whole.into(),
         }],
         ..ToBroker::default()
@@ -779,7 +779,7 @@ proptest! {
         for frame in heard {
             for commit in frame.commits {
                 let durability = convert::durability(commit.durability).unwrap();
-                back.push((commit.first_seq, durability, convert::all::<_, Tx>(commit.txs).unwrap()));
+                back.push((commit.first_seq, durability, convert::decode_txs(commit.txs).unwrap()));
             }
         }
         prop_assert_eq!(back, frames);
@@ -900,7 +900,7 @@ proptest! {
 
 fn convert_all(frame: ToBroker) {
     for commit in frame.commits {
-        let _either_way = convert::all::<_, Tx>(commit.txs);
+        let _either_way = convert::decode_txs(commit.txs);
     }
     let _either_way = frame
         .hello
@@ -932,10 +932,9 @@ fn a_frame_over_the_limit_is_refused_by_its_length_alone() {
 #[test]
 fn what_is_valid_protobuf_but_makes_no_sense_says_why() {
     fn check(op: proto::op::Op, why: &str) {
-        let refused = Tx::try_from(proto::Tx {
-            ops: vec![proto::Op { op: Some(op) }],
-        })
-        .unwrap_err();
+        let ops = vec![proto::Op { op: Some(op) }];
+        let encoded = prost::Message::encode_to_vec(&proto::Tx { ops }).into();
+        let refused = convert::decode_tx(encoded).unwrap_err();
         assert_eq!(refused.to_string(), why);
     }
     use proto::op::Op as Wire;
@@ -1045,13 +1044,15 @@ fn a_body_is_a_slice_of_what_arrived() {
     );
     let mut decoder = Decoder::<ToBroker>::new(MAX_FRAME_BYTES);
     decoder.extend(&stream);
-    let frame = decoder.next_message().unwrap().unwrap();
-    let Some(proto::op::Op::Publish(publish)) = &frame.commits[0].txs[0].ops[0].op else {
+    let mut frame = decoder.next_message().unwrap().unwrap();
+    let tx = frame.commits.remove(0).txs.remove(0);
+    let start = tx.as_ptr() as usize;
+    let tx = convert::decode_tx(tx).unwrap();
+    let [Op::Publish { message, .. }] = &tx.ops[..] else {
         panic!("a publish was sent");
     };
-    let message = publish.message.as_ref().unwrap();
-    // Id and body are slices of one buffer, as on the wire.
-    let distance = message.head.body.as_ptr() as usize - message.head.id.as_ptr() as usize;
+    // The body is a slice of the frame's bytes.
+    let distance = message.body.as_ptr() as usize - start;
     assert!(distance < 100, "the body was copied");
 }
 
@@ -1146,7 +1147,8 @@ fn a_frame_as_long_as_may_be_passes_when_it_is_one_body() {
         &field(3, &field(1, &field(4, &field(2, &field(11, &body))))),
     );
     let heard = decoded(&frame).unwrap().expect("a whole frame");
-    assert_eq!(heard.commits[0].txs[0].ops.len(), 1);
+    let tx: proto::Tx = prost::Message::decode(heard.commits[0].txs[0].clone()).unwrap();
+    assert_eq!(tx.ops.len(), 1);
 }
 
 #[test]
@@ -1168,6 +1170,24 @@ fn a_full_frame_of_the_shortest_settlements_passes() {
     );
     let heard = hear::<ToBroker>(&stream, &[]).unwrap();
     assert_eq!(heard[0].commits[0].txs.len(), 36 << 10);
+}
+
+#[test]
+fn a_transaction_that_is_not_protobuf_is_found_when_it_is_converted() {
+    let no_operation = [0x08, 1];
+    let cut_short = field(1, &field(4, &[0; 40]));
+    let unknown = [field(9, b"later"), field(1, &[])].concat();
+    let check = |tx: &[u8]| {
+        let frame = decoded(&field(2, &field(3, tx))).unwrap().unwrap();
+        convert::decode_txs(frame.commits[0].txs.clone())
+    };
+    for tx in [&no_operation[..], &cut_short[..20], &[0xff; 100]] {
+        let refused = check(tx).unwrap_err();
+        assert!(matches!(refused, WireError::NotProtobuf(_)), "{refused}");
+    }
+    // A field of a later version is skipped, as everywhere.
+    assert_eq!(check(&unknown).unwrap()[0].ops.len(), 1);
+    assert_eq!(check(&[]), Ok(vec![Tx::default()]));
 }
 
 #[test]

@@ -24,8 +24,7 @@
 
 use bytes::Bytes;
 use penstock_message::{Delivery, Extras, Failure, InputShape, Op, Progress, Retries, Tx};
-use penstock_wire::proto;
-use prost::Message as _;
+use penstock_wire::convert;
 
 /// Size up to which payloads go through the socket itself, whose buffer holds about 200 KB.
 pub const INLINE_PAYLOAD_BYTES: usize = 48 * 1024;
@@ -259,13 +258,12 @@ impl Kind {
 
 /// Encodes the operations that come with the end of a job.
 pub fn encode_steps(steps: Vec<Op>) -> Vec<u8> {
-    proto::Tx::from(Tx { ops: steps }).encode_to_vec()
+    convert::encode_tx(Tx { ops: steps }).into()
 }
 
 /// Reads the result of [`encode_steps`].
 pub fn decode_steps(bytes: &Bytes) -> Result<Vec<Op>, Malformed> {
-    let tx = proto::Tx::decode(bytes.clone()).map_err(|_| Malformed)?;
-    let tx = Tx::try_from(tx).map_err(|_| Malformed)?;
+    let tx = convert::decode_tx(bytes.clone()).map_err(|_| Malformed)?;
     Ok(tx.ops)
 }
 

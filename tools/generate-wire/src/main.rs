@@ -5,6 +5,7 @@
 //!
 //! The result is committed, so that building penstock needs no protobuf compiler.
 
+mod encoded;
 mod shapes;
 mod split;
 
@@ -40,8 +41,9 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
 
 fn generate(protos: &Path) -> Result<String, Box<dyn Error>> {
     let mut files = protox::compile(["penstock.proto"], [protos])?;
-    let shapes = shapes::of("ToBroker", &split::MESSAGE, &files)?;
+    let shapes = shapes::of("ToBroker", &split::MESSAGE, &encoded::TRANSACTIONS, &files)?;
     split::MESSAGE.apply(&mut files)?;
+    encoded::TRANSACTIONS.apply(&mut files)?;
     let module = prost_build::Module::from_protobuf_package_name("penstock.v1");
     let requests = files
         .file
@@ -55,8 +57,7 @@ fn generate(protos: &Path) -> Result<String, Box<dyn Error>> {
     config.boxed(".penstock.v1.Status.others");
     // Few operations are a schedule, but unboxed, every operation would have room for one.
     config.boxed(".penstock.v1.Op.op.schedule");
-    // Few publishes have a key, but unboxed, every operation would take half as much memory again. A frame of publishes is
-    // decoded into one vector of them, whose pages the system has to zero each time.
+    // Few publishes have a key, but unboxed, every operation would take half as much memory again.
     config.boxed(".penstock.v1.Publish.unless_key");
     config.boxed(".penstock.v1.Publish.claim");
     // Written by hand, and composed of its two parts.

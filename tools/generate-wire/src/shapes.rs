@@ -9,12 +9,20 @@ use protox::prost_reflect::prost_types::{
     DescriptorProto, FieldDescriptorProto, FileDescriptorSet,
 };
 
+use crate::encoded::Encoded;
 use crate::split::Split;
 
 const PACKAGE: &str = ".penstock.v1.";
+/// Rust type of a field of bytes.
+const BYTES: &str = "::prost::bytes::Bytes";
 
 /// Generates the Rust code for the shapes of this message and of all messages inside it.
-pub fn of(root: &str, split: &Split, files: &FileDescriptorSet) -> Result<String, Box<dyn Error>> {
+pub fn of(
+    root: &str,
+    split: &Split,
+    encoded: &Encoded,
+    files: &FileDescriptorSet,
+) -> Result<String, Box<dyn Error>> {
     let mut shapes = String::new();
     let mut entries = BTreeSet::new();
     let mut seen = BTreeSet::from([root.to_owned()]);
@@ -22,9 +30,14 @@ pub fn of(root: &str, split: &Split, files: &FileDescriptorSet) -> Result<String
     while let Some(name) = todo.pop() {
         let mut fields = String::new();
         for field in &find(&name, files)?.field {
-            let Some(shape) = shape_of(field)? else {
+            let Some(mut shape) = shape_of(field)? else {
                 continue;
             };
+            if encoded.is(&name, field.name()) {
+                // An entry becomes a noun in a list of its own, while the bytes are still there.
+                let noun = shape.entry.take().ok_or("an encoded field is a list")?;
+                shape.entry = Some(format!("({BYTES}, {noun})"));
+            }
             fields += &format!("        ({}, {}),\n", field.number(), shape.code());
             entries.extend(shape.entry);
             if let Some(held) = shape.holds
@@ -107,7 +120,7 @@ fn shape_of(field: &FieldDescriptorProto) -> Result<Option<FieldShape>, Box<dyn 
         }
         _ if !is_list => None,
         Type::String => Some(plain("String")),
-        Type::Bytes => Some(plain("::prost::bytes::Bytes")),
+        Type::Bytes => Some(plain(BYTES)),
         Type::Uint64 => Some(plain("u64")),
         other => {
             let field = field.name();

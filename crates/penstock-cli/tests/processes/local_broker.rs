@@ -10,6 +10,7 @@ use crate::strangers::commit;
 use crate::support::*;
 use bytes::Bytes;
 use penstock_message::{MessageId, Op, Tx};
+use penstock_wire::convert;
 use penstock_wire::proto::{self, ToBroker};
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::Signal;
@@ -320,7 +321,7 @@ fn make_queues(broker: &LocalProgram, names: &[String]) {
         client.send(&ToBroker {
             commits: vec![proto::Commit {
                 first_seq: seq,
-                txs: vec![tx.into()],
+                txs: vec![convert::encode_tx(tx)],
                 ..proto::Commit::default()
             }],
             ..ToBroker::default()

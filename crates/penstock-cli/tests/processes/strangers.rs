@@ -13,7 +13,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use penstock_message::{Durability, Key, MessageId, Op, Tx, Value, ValueStatus};
 use penstock_wire::proto::{self, ToBroker, ToClient};
-use penstock_wire::{Decoder, MAX_FRAME_BYTES, PROTOCOL_VERSION, encode_frame};
+use penstock_wire::{Decoder, MAX_FRAME_BYTES, PROTOCOL_VERSION, convert, encode_frame};
 
 use crate::support::message;
 
@@ -69,7 +69,7 @@ pub fn commit(first_seq: u64, txs: Vec<Tx>) -> ToBroker {
         commits: vec![proto::Commit {
             first_seq,
             durability: proto::Durability::from(Durability::Disk).into(),
-            txs: txs.into_iter().map(Into::into).collect(),
+            txs: txs.into_iter().map(convert::encode_tx).collect(),
             part: proto::Part::Whole.into(),
         }],
         ..ToBroker::default()

@@ -10,7 +10,7 @@ use penstock_wire::{Addition, MAX_TRANSACTION_BYTES, Within, encode_frame, proto
 use prost::Message as _;
 
 use super::{Call, CallDone, DriverSession, PendingTx, SessionEvent};
-use crate::encoded::{Encoded, EncodedCommit, EncodedCommits, FRAME_TARGET_BYTES, Form};
+use crate::encoded::{Encoded, FRAME_TARGET_BYTES, Form};
 use crate::{DriverError, ErrorKind};
 
 /// Maximum number of sent and unconfirmed transactions; the rest wait here, in order.
@@ -29,7 +29,7 @@ impl DriverSession {
     }
 
     pub(super) fn write_commits(&mut self) {
-        let mut frame = EncodedCommits::default();
+        let mut frame = proto::ToBroker::default();
         let mut frame_bytes = 0;
         let settle_at = self.capabilities.settle_at();
         while self.out.len() + frame_bytes < OUT_TARGET_BYTES {
@@ -76,7 +76,7 @@ impl DriverSession {
             frame_bytes += bytes.len();
             match frame.commits.last_mut() {
                 Some(commit) if commit.durability == durability => commit.txs.push(bytes),
-                _ => frame.commits.push(EncodedCommit {
+                _ => frame.commits.push(proto::Commit {
                     first_seq,
                     durability,
                     txs: vec![bytes],
@@ -91,7 +91,7 @@ impl DriverSession {
         self.write_commit_frame(&mut frame);
     }
 
-    fn write_commit_frame(&mut self, frame: &mut EncodedCommits) {
+    fn write_commit_frame(&mut self, frame: &mut proto::ToBroker) {
         if !frame.commits.is_empty() {
             encode_frame(frame, &mut self.out);
             frame.commits.clear();

@@ -241,7 +241,8 @@ impl SessionBench {
         }
         for commit in frame.commits {
             let last = commit.first_seq + commit.txs.len() as u64 - 1;
-            let ops: usize = commit.txs.iter().map(|tx| tx.ops.len()).sum();
+            let txs = convert::decode_txs(commit.txs.clone()).unwrap();
+            let ops: usize = txs.iter().map(|tx| tx.ops.len()).sum();
             let part = match commit.part() {
                 proto::Part::Whole => "",
                 proto::Part::More => " more",

@@ -1,5 +1,6 @@
 //! Turns the frames of clients into inputs of the core, or ends the connection.
 
+use bytes::Bytes;
 use penstock_broker::{Answer, ConnId, Input, Query};
 use penstock_message::{Lease, Space};
 use penstock_wire::proto::{self, ToBroker, ToClient, close::Why};
@@ -175,7 +176,7 @@ impl Engine {
         let part = proto::Part::try_from(commit.part)
             .map_err(|_| protocol("an unknown part of a transaction"))?;
         if part == proto::Part::Whole {
-            let txs = convert::all(commit.txs)?;
+            let txs = convert::decode_txs(commit.txs)?;
             let input = Input::Commit {
                 conn,
                 first_seq: commit.first_seq,
@@ -185,13 +186,13 @@ impl Engine {
             self.decide(conn, bytes, input);
             return Ok(());
         }
-        let [tx] = <[proto::Tx; 1]>::try_from(commit.txs)
+        let [tx] = <[Bytes; 1]>::try_from(commit.txs)
             .map_err(|_| protocol("a part of a transaction that is not exactly one"))?;
         let input = Input::CommitPart {
             conn,
             seq: commit.first_seq,
             durability,
-            tx: tx.try_into()?,
+            tx: convert::decode_tx(tx)?,
             last: part == proto::Part::Last,
         };
         self.decide(conn, bytes, input);

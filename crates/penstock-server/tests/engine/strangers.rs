@@ -6,8 +6,10 @@ use penstock_message::{Durability, Lease, MessageId, Query, StatusQuery};
 use penstock_server::{Peer, Token};
 use penstock_wire::proto::{self, ToBroker, close::Why};
 use penstock_wire::{
-    MAX_FRAME_BYTES, MAX_HELLO_BYTES, MAX_PRESENTED_LEASES, MAX_QUERIES_A_FRAME, encode_frame,
+    MAX_FRAME_BYTES, MAX_HELLO_BYTES, MAX_PRESENTED_LEASES, MAX_QUERIES_A_FRAME, convert,
+    encode_frame,
 };
+use prost::Message as _;
 
 use crate::world::*;
 
@@ -362,7 +364,7 @@ fn a_thousand_quiet_connections_are_each_told_that_we_live() {
 fn absurd_values_end_the_connection_or_are_refused_and_nothing_else_happens() {
     // (sent bytes, the reason for closing; `None`: the connection continues)
     type Case = (ToBroker, Option<&'static str>);
-    let pieces = |txs: Vec<proto::Tx>, first_seq, durability, part| ToBroker {
+    let pieces = |txs: Vec<Bytes>, first_seq, durability, part| ToBroker {
         commits: vec![proto::Commit {
             first_seq,
             durability,
@@ -371,7 +373,8 @@ fn absurd_values_end_the_connection_or_are_refused_and_nothing_else_happens() {
         }],
         ..ToBroker::default()
     };
-    let tx = || proto::Tx::from(publish(9));
+    let tx = || convert::encode_tx(publish(9));
+    let strange = |op| proto::Tx { ops: vec![op] }.encode_to_vec().into();
     let consuming = |queues: Vec<String>, add_credit| ToBroker {
         consumers: vec![proto::Consumer {
             queues,
@@ -393,20 +396,13 @@ fn absurd_values_end_the_connection_or_are_refused_and_nothing_else_happens() {
         (pieces(vec![], 1, 0, 1), Some("not exactly one")),
         (pieces(vec![tx(), tx()], 1, 0, 1), Some("not exactly one")),
         (
-            pieces(vec![proto::Tx::default()], u64::MAX, 0, 2),
+            pieces(vec![Bytes::new()], u64::MAX, 0, 2),
             Some("arrived instead of 1"),
         ),
         (pieces(vec![], u64::MAX, 0, 0), None),
-        (pieces(vec![proto::Tx::default(); 2000], 1, 0, 0), None),
+        (pieces(vec![Bytes::new(); 2000], 1, 0, 0), None),
         (
-            pieces(
-                vec![proto::Tx {
-                    ops: vec![proto::Op { op: None }],
-                }],
-                1,
-                0,
-                0,
-            ),
+            pieces(vec![strange(proto::Op { op: None })], 1, 0, 0),
             // Refused separately, like an operation of a later version.
             None,
         ),

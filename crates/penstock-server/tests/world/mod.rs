@@ -335,7 +335,7 @@ pub fn commit(first_seq: u64, durability: Durability, txs: Vec<Tx>) -> ToBroker 
         commits: vec![proto::Commit {
             first_seq,
             durability: proto::Durability::from(durability).into(),
-            txs: txs.into_iter().map(Into::into).collect(),
+            txs: txs.into_iter().map(convert::encode_tx).collect(),
             part: proto::Part::Whole.into(),
         }],
         ..ToBroker::default()

@@ -1,10 +1,17 @@
 //! Transactions and their receipts.
 
+use bytes::{Buf, Bytes};
 use penstock_message::{
     Applied, Claim, Condition, Conflict, HeaderPatch, Hold, JoinOutcome, JoinPolicy, Key, Message,
     MessageState, OnRunning, Op, Overflow, QueueLimits, Receipt, Refusal, ReleaseReason,
     ReleaseTimes, Target, Tx, Unsealed, Until, Value, ValueStatus,
 };
+use prost::encoding::message::merge;
+use prost::encoding::{
+    DecodeContext, WireType, decode_key, encode_key, encode_varint, encoded_len_varint, key_len,
+    skip_field,
+};
+use prost::{DecodeError, Message as _};
 
 use super::messages::due;
 use super::messages::lease;
@@ -13,22 +20,68 @@ use super::values::key;
 use super::{FromNumber, all, id_bytes, message_id, wanted};
 use crate::{WireError, proto};
 
-impl From<Tx> for proto::Tx {
-    fn from(tx: Tx) -> Self {
-        Self {
-            ops: tx.ops.into_iter().map(Into::into).collect(),
+/// Field number of the operations in `proto::Tx`.
+const OPS: u32 = 1;
+
+// A frame is weighed by its wire operations before it is converted.
+const _: () = assert!(size_of::<Op>() <= size_of::<proto::Op>());
+
+/// Encodes a transaction as `proto::Tx`.
+pub fn encode_tx(tx: Tx) -> Bytes {
+    let mut encoded = Vec::new();
+    for op in tx.ops {
+        let op = proto::Op::from(op);
+        let op_bytes = op.encoded_len();
+        let bytes = encoded_op_len(op_bytes);
+        match encoded.is_empty() {
+            // Most transactions have one operation.
+            true => encoded.reserve_exact(bytes),
+            false => encoded.reserve(bytes),
         }
+        encode_op(&op, op_bytes, &mut encoded);
     }
+    encoded.into()
 }
 
-impl TryFrom<proto::Tx> for Tx {
-    type Error = WireError;
+/// Returns the bytes that an operation takes within a transaction.
+pub fn encoded_op_len(op_bytes: usize) -> usize {
+    key_len(OPS) + encoded_len_varint(op_bytes as u64) + op_bytes
+}
 
-    fn try_from(wire: proto::Tx) -> Result<Self, WireError> {
-        Ok(Self {
-            ops: all(wire.ops)?,
-        })
+/// Appends an operation to an encoded transaction.
+///
+/// A nested message computes its length once per level of nesting. For settlements that took a tenth of the
+/// supervisor's time, so the caller computes it once: `op_bytes` is `op.encoded_len()`.
+pub fn encode_op(op: &proto::Op, op_bytes: usize, encoded: &mut Vec<u8>) {
+    encode_key(OPS, WireType::LengthDelimited, encoded);
+    encode_varint(op_bytes as u64, encoded);
+    op.encode_raw(encoded);
+}
+
+/// Decodes `proto::Tx`. Byte fields are slices of `encoded`, not copies.
+///
+/// Each operation is converted at once: a vector of all wire operations would take 224 bytes a job, mapped and zeroed anew
+/// for each large frame. That was a sixth of the broker's time for jobs that arrive in bulk.
+pub fn decode_tx(mut encoded: Bytes) -> Result<Tx, WireError> {
+    let malformed = |error: DecodeError| WireError::NotProtobuf(error.to_string());
+    let context = DecodeContext::default;
+    let mut ops = Vec::new();
+    while encoded.has_remaining() {
+        let (number, wire_type) = decode_key(&mut encoded).map_err(malformed)?;
+        if number != OPS {
+            skip_field(wire_type, number, &mut encoded, context()).map_err(malformed)?;
+            continue;
+        }
+        let mut op = proto::Op::default();
+        merge(wire_type, &mut op, &mut encoded, context()).map_err(malformed)?;
+        ops.push(op.try_into()?);
     }
+    Ok(Tx { ops })
+}
+
+/// Decodes the transactions of a commit.
+pub fn decode_txs(encoded: Vec<Bytes>) -> Result<Vec<Tx>, WireError> {
+    encoded.into_iter().map(decode_tx).collect()
 }
 
 impl From<Op> for proto::Op {

@@ -9,6 +9,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use penstock_wire::proto::{self, ToBroker, close::Why};
 use penstock_wire::{MAX_FRAME_BYTES, MAX_HELLO_BYTES};
+use prost::Message as _;
 
 use super::business::{assert_not_disturbed, beside_business, rounds};
 use super::{commit, framed, hello_of, publish, stranger, strangers};
@@ -122,9 +123,10 @@ fn hostile_pieces(number: usize, random: &mut Random) -> (Vec<Vec<u8>>, Option<W
         10 => {
             let mut frame = commit(1, vec![publish(1)]);
             let no_lease = proto::op::Op::Ack(proto::Ack::default());
-            frame.commits[0].txs[0]
-                .ops
-                .push(proto::Op { op: Some(no_lease) });
+            let ops = vec![proto::Op { op: Some(no_lease) }];
+            frame.commits[0]
+                .txs
+                .push(proto::Tx { ops }.encode_to_vec().into());
             (vec![greeting, framed(&frame)], Some(Why::Protocol))
         }
         11 => {

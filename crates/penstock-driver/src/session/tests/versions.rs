@@ -49,7 +49,7 @@ fn plain_tx() -> Encoded {
 
 fn tx_with_the_operation_of_3() -> Encoded {
     let tx = [
-        proto::Tx::from(Tx::from(vec![purge(3)])).encode_to_vec(),
+        convert::encode_tx(Tx::from(vec![purge(3)])).to_vec(),
         field(1, &field(30, b"weigh")),
     ];
     Form::Whole(tx.concat().into()).into()
