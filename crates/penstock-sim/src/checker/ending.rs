@@ -4,7 +4,7 @@ use penstock_broker::Broker;
 use penstock_message::{Key, KeyState, ValueStatus};
 
 use super::Checker;
-use crate::model::{State, Verdict};
+use crate::model::{Item, State, Verdict};
 
 impl Checker {
     /// Checks that nothing is left or missing after all faults have ended and every client has had time to finish.
@@ -19,15 +19,7 @@ impl Checker {
                 State::Ended(_) => true,
                 // Not all of its members have succeeded for certain.
                 State::Held(_) => true,
-                // The broker's countdown may be hours behind.
-                State::Waiting | State::Adrift { .. }
-                    if self.model.clock_is_doubtful && item.is_delayed() =>
-                {
-                    true
-                }
-                // It may have been dropped as a failed job before anybody looked.
-                _ if item.may_be_dead() && self.model.has_dropped_failed => true,
-                _ => item.ending().is_some(),
+                _ => self.may_be_left(item),
             };
             if !is_over {
                 return Err(format!(
@@ -44,15 +36,11 @@ impl Checker {
     pub fn nothing_is_left(&self, broker: &Broker, held: usize) -> Verdict {
         let status = broker.status();
         for queue in &status.queues {
-            // Some may or may not have been dropped, and their queue may have no consumer left.
-            let live = self
-                .model
-                .live
-                .iter()
-                .map(|index| &self.model.items[*index]);
-            let may_be_there =
-                live.filter(|item| item.queue == queue.name && item.ending().is_some());
-            let may_wait = may_be_there.count() as u64;
+            // Some came, or were not dropped, after the last consumer of their queue had left.
+            let live = self.model.live.iter();
+            let items = live.map(|index| &self.model.items[*index]);
+            let left = items.filter(|item| item.queue == queue.name && self.may_be_left(item));
+            let may_wait = left.count() as u64;
             if queue.ready > may_wait || queue.delayed + queue.running > 0 {
                 return Err(format!("in the end {queue:?} is not empty"));
             }
@@ -74,6 +62,21 @@ impl Checker {
             ));
         }
         Ok(())
+    }
+
+    /// Whether a message that has not ended for certain may have done so, or may be due later than anybody waits for it.
+    fn may_be_left(&self, item: &Item) -> bool {
+        match item.state {
+            // The broker's countdown may be hours behind.
+            State::Waiting | State::Adrift { .. }
+                if self.model.clock_is_doubtful && item.is_delayed() =>
+            {
+                true
+            }
+            // It may have been dropped as a failed job before anybody looked.
+            _ if item.may_be_dead() && self.model.has_dropped_failed => true,
+            _ => item.ending().is_some(),
+        }
     }
 
     /// Checks the result of a message at the end of the run. Any result is right if nobody can know it.
