@@ -26,7 +26,7 @@ const NOTICES_EVERY: Duration = Duration::from_secs(5);
 /// Delay after which a burst asks again, if the answer was not final.
 const BURST_ASKS_EVERY: Duration = Duration::from_millis(50);
 /// Time within which the broker must answer a query.
-pub(super) const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 /// Interval of log lines that the broker is unreachable.
 const MISSING_EVERY: Duration = Duration::from_secs(60);
 

@@ -11,10 +11,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use penstock_message::Query;
-
 use super::Supervisor;
-use super::broker::ANSWER_WITHIN;
 use super::children::Life;
 use super::recycle::Reason;
 use crate::config::{MemoryConfig, MemoryLimit};
@@ -265,22 +262,9 @@ impl Supervisor {
         let is_busy = !self.outstanding.is_empty() || self.is_holding() || is_settling;
         self.memory.look_at = (any_trims || is_busy).then_some(now + pause);
         if self.memory.look_at.is_none() {
-            self.give_memory_back();
-        }
-    }
-
-    /// Makes both threads of this process return freed memory. The allocator keeps freed memory with the thread that
-    /// allocated it, and only that thread can return it. The driver's thread allocates deliveries: after a million jobs
-    /// it kept 30 MB. That thread runs code of this crate only for answers, so it gets a question.
-    fn give_memory_back(&self) {
-        let give_back = self.config.give_back;
-        give_back();
-        if let Some(broker) = &self.broker {
-            broker.driver.query(
-                Query::Operation(0),
-                Instant::now() + ANSWER_WITHIN,
-                Box::new(move |_| give_back()),
-            );
+            // The allocator keeps freed memory with the thread that allocated it, and only that thread can return it.
+            // This one allocates nearly all: it reads the deliveries, and encodes the settlements.
+            (self.config.give_back)();
         }
     }
 
