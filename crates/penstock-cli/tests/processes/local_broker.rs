@@ -81,12 +81,11 @@ fn it_rests_while_it_waits_for_a_slow_client_at_the_end() {
     broker.process.signal(Signal::TERM);
     assert!(wait_for_end(pid, PATIENCE), "it never ends");
     // By then it would have looked after its directory again.
-    assert!(
-        begun.elapsed() > Duration::from_millis(2_000),
-        "it did not wait"
-    );
+    let waited = begun.elapsed();
+    assert!(waited > Duration::from_millis(2_000), "it did not wait");
+    // Its last sync and its end are in there too: 110 ms on a busy machine, and 1.5 s if it does not rest.
     let busy = cpu_time(pid) - busy_before;
-    assert!(busy <= Duration::from_millis(100), "{busy:?} for waiting");
+    assert!(busy * 10 <= waited, "{busy:?} of {waited:?} for waiting");
     drop(client);
     assert!(broker.process.ended().success());
 }
