@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
 use bytes::Bytes;
+use penstock_faults::planted;
 use penstock_message::{Durability, Notice};
 
 use crate::bodies::prefetch::{self, Prefetch};
@@ -209,13 +210,15 @@ impl Broker {
         } in read.parts
         {
             match &outcome {
-                Ok(bytes) => {
+                Ok(bytes) if self.is_at(wanted.by, base) => {
                     let from = read.range.start;
                     let piece = (range.start - from) as usize..(range.end - from) as usize;
                     self.has_read(wanted.by, bytes.slice(piece));
                 }
                 // Its delivery will ask again and report the reason.
-                Err(_) if matches!(wanted.by, WantedBy::Prefetch(_)) => {}
+                _ if matches!(wanted.by, WantedBy::Prefetch(_)) => {}
+                // The message was carried forward, or another has its slot and its place: one that replaced it.
+                Ok(_) => self.reading.wanted.push_back(wanted),
                 Err(unread) => {
                     // If the message has a new base, look for the body there.
                     let is_there = self.is_at(wanted.by, base);
@@ -248,7 +251,7 @@ impl Broker {
         | WantedBy::Prefetch(Handle { slot, .. })
         | WantedBy::Reclaim(slot)) = by;
         let entry = self.state.messages.by_slot(slot);
-        entry.is_some_and(|entry| entry.base() == base)
+        entry.is_some_and(|entry| entry.base() == base || planted!("body-to-next-tenant"))
     }
 
     fn has_read(&mut self, by: WantedBy, body: Bytes) {

@@ -1,6 +1,8 @@
 //! Keys of unique jobs: until the start, until the end, for a time; and messages that replace each other.
 
-use crate::script::check;
+use penstock_broker::BrokerOptions;
+
+use crate::script::{check, check_with};
 
 /// Runs a script once for each event that may happen to its broker at `{crash ...}`, which says how the client `a` is
 /// received after a crash. `!` follows a job whose first delivery may have been lost with its broker.
@@ -152,6 +154,33 @@ fn a_message_takes_the_place_of_a_waiting_one_in_its_queue() {
         w ack three                                  -> a sees three gone, w confirm 1
         a publish four claim=k conflict=replace      -> a confirm 6
         w consume default 9                          -> w deliver other! four
+        ",
+    );
+}
+
+/// The replacement keeps slot and number of the message that it replaces, and must not get its arguments.
+#[test]
+fn a_body_that_is_read_while_its_message_is_replaced_goes_to_no_other() {
+    let cold = BrokerOptions {
+        resident_bodies_bytes: Some(0),
+        ..BrokerOptions::default()
+    };
+    check_with(
+        cold,
+        "
+        a hello                                      -> a welcome 0
+        a publish busy                               -> a confirm 1
+        w hello                                      -> w welcome 0
+        w consume default 1                          -> w deliver busy
+        hold-reads                                   ->
+        a publish one claim=k conflict=replace after=1000  -> a confirm 2
+        # Its body is about to be read, and its time comes, but no slot is free.
+        wait 800                                     ->
+        wait 201                                     ->
+        a publish two claim=k conflict=replace       -> a confirm 3
+        answer-reads                                 ->
+        w ack busy                                   -> w confirm 1
+        w consume default 1                          -> w deliver two
         ",
     );
 }

@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use bytes::Bytes;
 use penstock_broker::{
     Boot, Broker, BrokerOptions, CloseReason, ConnId, Input, Notice, Now, Output, Position, Query,
-    Recovery,
+    Read, Recovery,
 };
 use penstock_message::{
     AskQuery, Consume, Durability, FailedQuery, InputValues, Key, Lease, Op, Others, Progress,
@@ -99,6 +99,8 @@ pub struct ScriptWorld {
     is_stalled: bool,
     /// Records that can no longer be read.
     damaged: BTreeSet<usize>,
+    /// Reads that the disk has yet to answer; `None` if it answers at once.
+    held_reads: Option<Vec<Read>>,
     /// End of the segment that `carry` empties.
     mark: usize,
     clients: BTreeMap<String, ScriptClient>,
@@ -137,6 +139,7 @@ impl ScriptWorld {
             synced: 0,
             is_stalled: false,
             damaged: BTreeSet::new(),
+            held_reads: None,
             mark: 0,
             clients: BTreeMap::new(),
             connections: 0,
@@ -216,6 +219,12 @@ impl ScriptWorld {
                 self.restart(self.epoch);
             }
             ["rot"] => self.damaged.extend(0..self.journal.len()),
+            ["hold-reads"] => self.held_reads = Some(Vec::new()),
+            ["answer-reads"] => {
+                for read in self.held_reads.take().expect("reads are held") {
+                    self.answer(read);
+                }
+            }
             ["disk", "steps-fit"] => self.input(Input::StepsFit(true)),
             ["disk", level] => {
                 let space = match level {
@@ -707,6 +716,13 @@ impl ScriptWorld {
                 for delivery in deliveries {
                     let name = name_of_message(&delivery.lease.message);
                     line += &format!(" {name}");
+                    if let Ok(body) = std::str::from_utf8(&delivery.message.body)
+                        && self.messages.contains(body)
+                        && self.messages.contains(&name)
+                        && body != name
+                    {
+                        line += &format!(" with the body of {body}");
+                    }
                     if delivery.consumer > 0 {
                         line += &format!("/{}", delivery.consumer);
                     }

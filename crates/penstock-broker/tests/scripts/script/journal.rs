@@ -1,7 +1,9 @@
 //! Keeps the journal of a script's broker: recovers from it, damages it, and carries it forward.
 
 use bytes::Bytes;
-use penstock_broker::{Broker, CarriedForward, ConnId, Input, Now, Position, Recovery, Unread};
+use penstock_broker::{
+    Broker, CarriedForward, ConnId, Input, Now, Position, Read, Recovery, Unread,
+};
 use penstock_message::{Key, MessageId, Space};
 
 use super::ScriptWorld;
@@ -35,20 +37,27 @@ impl ScriptWorld {
     /// Answers the broker's reads from the records that it wrote. Reads from a reclaimed or damaged record fail.
     pub(super) fn read_back(&mut self) {
         for read in self.broker.poll_reads(1_000) {
-            let index = read.position.0 as usize - 1;
-            assert!(index < self.synced, "what is read is safe");
-            let outcome = match &self.journal[index] {
-                _ if self.damaged.contains(&index) => {
-                    Err(Unread::Damaged(format!("record {} is rotten", index + 1)))
-                }
-                None => Err(Unread::Gone),
-                Some(record) => {
-                    let range = read.range.start as usize..read.range.end as usize;
-                    Ok(Bytes::copy_from_slice(&record[range]))
-                }
-            };
-            self.broker.handle_read(self.now, read, outcome);
+            match &mut self.held_reads {
+                Some(held) => held.push(read),
+                None => self.answer(read),
+            }
         }
+    }
+
+    pub(super) fn answer(&mut self, read: Read) {
+        let index = read.position.0 as usize - 1;
+        assert!(index < self.synced, "what is read is safe");
+        let outcome = match &self.journal[index] {
+            _ if self.damaged.contains(&index) => {
+                Err(Unread::Damaged(format!("record {} is rotten", index + 1)))
+            }
+            None => Err(Unread::Gone),
+            Some(record) => {
+                let range = read.range.start as usize..read.range.end as usize;
+                Ok(Bytes::copy_from_slice(&record[range]))
+            }
+        };
+        self.broker.handle_read(self.now, read, outcome);
     }
 
     pub(super) fn restart(&mut self, epoch: u32) {
