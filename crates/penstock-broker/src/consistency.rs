@@ -359,7 +359,7 @@ impl Broker {
             .iter()
             .map(|(slot, _)| state.messages.journal_bytes(slot))
             .sum();
-        let values: u64 = state.keys.iter().map(crate::keys::StoredValue::bytes).sum();
+        let values: u64 = state.keys.iter().map(|stored| stored.bytes()).sum();
         let joins: u64 = state
             .joins
             .iter()

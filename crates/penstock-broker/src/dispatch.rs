@@ -250,15 +250,15 @@ impl Broker {
                 }
             }
             Timer::Expiry { .. } => unreachable!("these are ended together"),
-            Timer::ValueExpiry { slot, number } => {
-                let stored = self.state.keys.get(slot, number);
-                let Some((key, at)) = stored.map(|stored| (stored.key(), stored.expires_at)) else {
+            Timer::ValueExpiry(value) => {
+                let Some(stored) = self.state.keys.get(value) else {
                     return;
                 };
                 let now = self.clocks.steady();
+                let (key, at) = (stored.key(), stored.expires_at().unwrap_or(now));
                 if self.state.joins.is_pinned(&key, now) && !planted!("unpin-early") {
                     let later = now.saturating_add(pinned_for_ms(now.saturating_sub(at)));
-                    let timer = Timer::ValueExpiry { slot, number };
+                    let timer = Timer::ValueExpiry(value);
                     self.state.timers.set(ClockTime::steady(later), timer);
                 } else if !planted!("keep-key") {
                     self.state.drop_value(&key);

@@ -13,6 +13,7 @@
 //!     dues          when a delayed message is due: 8 bytes; expiries likewise
 //! ```
 
+pub(crate) mod entry;
 pub(crate) mod shared_extras;
 pub(crate) mod shared_heads;
 
@@ -20,14 +21,15 @@ use bytes::Bytes;
 use penstock_faults::planted;
 use penstock_message::{
     Extras, JoinId, JoinOutcome as Outcome, Key, Lease, Member, MessageId, ReleaseTimes,
-    SeededState, WallMs,
+    SeededState,
 };
 
 use crate::Position;
 use crate::clock::ClockTime;
 use crate::held_effects::SafeAfter;
+use crate::messages::entry::{BodyAt, MessageEntry, flag};
 use crate::messages::shared_extras::SharedExtras;
-use crate::messages::shared_heads::{SharedHead, SharedHeadId, SharedHeads};
+use crate::messages::shared_heads::{SharedHead, SharedHeads};
 use crate::queues::run_charges::Charge;
 use crate::queues::tally::Counter;
 use crate::records::{Grant, MessageHead, UnrunCause};
@@ -35,6 +37,7 @@ use crate::table::interner::Name;
 use crate::table::slab::Slab;
 use crate::table::slot_index::{Hash, SlotIndex};
 use crate::table::slot_times::SlotTimes;
+use crate::table::u48::U48;
 
 /// A message, named by its slot and its number. The slot may be reused. The number never is, and it changes when the
 /// message moves, so a stale handle is recognized.
@@ -44,185 +47,6 @@ use crate::table::slot_times::SlotTimes;
 pub(crate) struct Handle {
     pub(crate) number: u64,
     pub(crate) slot: u32,
-}
-
-/// Fields of each message.
-#[derive(Debug)]
-pub(crate) struct MessageEntry {
-    pub(crate) id: MessageId,
-    number: U48,
-    base: U48,
-    enqueued_at: U48,
-    flags: u16,
-    shared_head: SharedHeadId,
-    /// Location of a cold message's body in the journal, slot of a hot message's hot fields, or cause of a message's
-    /// end.
-    packed: u64,
-}
-
-/// An integer of 48 bits. Numbers and positions count up from 1, and milliseconds from 1970. At a million a second, 48
-/// bits last nine years of messages, and they hold times until the year 10889.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct U48([u16; 3]);
-
-impl U48 {
-    const MAX: u64 = (1 << 48) - 1;
-
-    fn new(value: u64) -> Self {
-        Self([value as u16, (value >> 16) as u16, (value >> 32) as u16])
-    }
-
-    fn get(self) -> u64 {
-        let [low, middle, high] = self.0;
-        u64::from(low) | u64::from(middle) << 16 | u64::from(high) << 32
-    }
-}
-
-impl std::fmt::Debug for U48 {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.get().fmt(out)
-    }
-}
-
-/// Location of a body in the record that is its message's base.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct BodyAt(u64);
-
-impl BodyAt {
-    /// Maximum size of a body; the broker accepts no longer ones.
-    pub(crate) const CAP_BYTES: usize = (1 << Self::LENGTH_BITS) - 1;
-    const LENGTH_BITS: u32 = 28;
-
-    pub(crate) fn new(offset: usize, length: usize) -> Self {
-        assert!(
-            length <= Self::CAP_BYTES && offset < 1 << (64 - Self::LENGTH_BITS),
-            "a body of {length} bytes at {offset} can't be told in 64 bits"
-        );
-        Self((offset as u64) << Self::LENGTH_BITS | length as u64)
-    }
-
-    pub(crate) fn offset(self) -> u64 {
-        self.0 >> Self::LENGTH_BITS
-    }
-
-    pub(crate) fn length(self) -> usize {
-        (self.0 & Self::CAP_BYTES as u64) as usize
-    }
-}
-
-mod flag {
-    /// The state, in three bits.
-    pub(super) const STATE: u16 = 3 | 256;
-    pub(super) const READY: u16 = 0;
-    pub(super) const DELAYED: u16 = 1;
-    pub(super) const HELD: u16 = 2;
-    pub(super) const LEASED: u16 = 3;
-    pub(super) const FAILED: u16 = 256;
-    pub(super) const ENDED: u16 = 257;
-    pub(super) const HOT: u16 = 4;
-    pub(super) const EXPIRES: u16 = 8;
-    pub(super) const REDELIVERED: u16 = 16;
-    pub(super) const COPIES: u16 = 32;
-    pub(super) const RECOVERED: u16 = 64;
-    /// Set while the message can't yet be found by its id.
-    pub(super) const UNENTERED: u16 = 128;
-    /// Set if its id says which member of which join it is.
-    pub(super) const MEMBER: u16 = 512;
-    /// Set if it has extras besides that.
-    pub(super) const EXTRAS: u16 = 1024;
-    /// Set if its hot entry has an [`Extra`](super::Extra).
-    pub(super) const EXTRA: u16 = 2048;
-}
-
-impl MessageEntry {
-    pub(crate) fn number(&self) -> u64 {
-        self.number.get()
-    }
-
-    /// Returns the record that holds its full state.
-    pub(crate) fn base(&self) -> Position {
-        Position(self.base.get())
-    }
-
-    pub(crate) fn enqueued_at(&self) -> WallMs {
-        self.enqueued_at.get()
-    }
-
-    pub(crate) fn redelivered(&self) -> bool {
-        self.flags & flag::REDELIVERED != 0
-    }
-
-    pub(crate) fn has_copies(&self) -> bool {
-        self.flags & flag::COPIES != 0
-    }
-
-    /// Whether the message was read from the journal after an unclean end, in a state in which it could be handed out,
-    /// and has not been handed out since. A grant whose record was lost may exist for it, and hold.
-    pub(crate) fn recovered(&self) -> bool {
-        self.flags & flag::RECOVERED != 0
-    }
-
-    pub(crate) fn is_ready(&self) -> bool {
-        self.flags & flag::STATE == flag::READY
-    }
-
-    pub(crate) fn is_delayed(&self) -> bool {
-        self.flags & flag::STATE == flag::DELAYED
-    }
-
-    pub(crate) fn is_leased(&self) -> bool {
-        self.flags & flag::STATE == flag::LEASED
-    }
-
-    pub(crate) fn is_held(&self) -> bool {
-        self.flags & flag::STATE == flag::HELD
-    }
-
-    pub(crate) fn is_hot(&self) -> bool {
-        self.flags & flag::HOT != 0
-    }
-
-    pub(crate) fn is_failed(&self) -> bool {
-        self.flags & flag::STATE == flag::FAILED
-    }
-
-    /// Whether only its value is left.
-    pub(crate) fn is_ended(&self) -> bool {
-        self.flags & flag::STATE == flag::ENDED
-    }
-
-    fn expires(&self) -> bool {
-        self.flags & flag::EXPIRES != 0
-    }
-
-    fn is_member(&self) -> bool {
-        self.flags & flag::MEMBER != 0
-    }
-
-    fn has_extras(&self) -> bool {
-        self.flags & flag::EXTRAS != 0
-    }
-
-    /// Whether the message may have a place in a join.
-    pub(crate) fn may_be_member(&self) -> bool {
-        self.flags & (flag::EXTRAS | flag::MEMBER) != 0
-    }
-
-    /// Whether the message may have notes, a claim or a failure, or have been asked to stop.
-    pub(crate) fn has_rare_fields(&self) -> bool {
-        self.flags & flag::EXTRA != 0
-    }
-
-    fn is_unentered(&self) -> bool {
-        self.flags & flag::UNENTERED != 0
-    }
-
-    fn set(&mut self, flag: u16, is_set: bool) {
-        match is_set {
-            true => self.flags |= flag,
-            false => self.flags &= !flag,
-        }
-    }
 }
 
 /// Fields of a message that does more than wait.
@@ -489,9 +313,8 @@ impl Messages {
     fn enter_hash(&mut self, hash: Hash, slot: u32) {
         let Self { entries, by_id, .. } = self;
         let is_it = |other: u32| entries[other].id == entries[slot].id;
-        match by_id.replace(hash, slot, is_it) {
-            Some(first) => self.hot_mut(slot).next_copy = Some(first),
-            None => by_id.insert(hash, slot),
+        if let Some(first) = by_id.put(hash, slot, is_it) {
+            self.hot_mut(slot).next_copy = Some(first);
         }
     }
 
@@ -1242,15 +1065,6 @@ mod tests {
             Slab::<Hot>::slot_bytes() <= 176,
             "{}",
             Slab::<Hot>::slot_bytes()
-        );
-    }
-
-    #[test]
-    fn a_body_is_found_in_any_record() {
-        let at = BodyAt::new((1 << 36) - 1, BodyAt::CAP_BYTES);
-        assert_eq!(
-            (at.offset(), at.length()),
-            ((1 << 36) - 1, BodyAt::CAP_BYTES)
         );
     }
 }

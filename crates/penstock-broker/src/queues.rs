@@ -21,8 +21,9 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use penstock_faults::planted;
 use penstock_message::{Others, QueueLimits, SeededMap, SeededState};
 
+use crate::messages::entry::MessageEntry;
 use crate::messages::shared_heads::SharedHead;
-use crate::messages::{EntryState, MessageEntry, Messages};
+use crate::messages::{EntryState, Messages};
 use crate::queues::flows::{Flow, FlowChoice, FlowKey};
 use crate::queues::queue::{Queue, Served, Serving, WaitingConsumer, is_wanted};
 use crate::queues::readiness::Readiness;

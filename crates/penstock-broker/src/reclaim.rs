@@ -5,8 +5,9 @@ pub(crate) mod live_bases;
 use penstock_faults::planted;
 use penstock_message::Durability;
 
-use crate::keys::StoredRun;
-use crate::messages::{Asked, BodyAt, EntryState, UntilStart};
+use crate::keys::stored_value::StoredRun;
+use crate::messages::entry::BodyAt;
+use crate::messages::{Asked, EntryState, UntilStart};
 use crate::reclaim::live_bases::Entity;
 use crate::records::{JoinProgress, KeptEnd, KeptEnds, RecordEvent, RecordedState};
 use crate::state::Adjust;
@@ -96,13 +97,14 @@ impl Broker {
                 let body = self.state.messages.body(slot).cloned();
                 return self.carry_message(slot, &body.unwrap_or_default());
             }
-            Entity::Value { slot, .. } => {
+            Entity::Value { slot } => {
                 let stored = self.state.keys.get_mut(slot);
-                stored.base = position;
+                let is_safe = self.effects.is_safe(stored.safe_after());
+                stored.move_to(position, is_safe);
                 let event = RecordEvent::Stored {
                     key: stored.key(),
                     status: stored.status,
-                    body: &stored.body,
+                    body: stored.body(),
                     group: stored.group,
                     expires_at: stored.expires_at(),
                     run: stored.run.map(StoredRun::head),

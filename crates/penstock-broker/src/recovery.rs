@@ -9,7 +9,8 @@ use crate::clock::{ClockTime, Clocks, KnownClocks};
 use crate::connections::truncate;
 use crate::endings::CRASHED;
 use crate::joins::Arrival;
-use crate::messages::{Asked, BodyAt, EntryState, Handle, UnrunEnd, UntilStart};
+use crate::messages::entry::BodyAt;
+use crate::messages::{Asked, EntryState, Handle, UnrunEnd, UntilStart};
 use crate::records::{
     FIRST_VERSION, Failing, JoinProgress, RecordError, RecordEvent, RecordReader,
 };

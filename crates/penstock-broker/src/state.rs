@@ -20,7 +20,8 @@ use crate::failed::FailedJobs;
 use crate::held_effects::SafeAfter;
 use crate::joins::{Amount, Joins};
 use crate::keys::Keys;
-use crate::messages::{BodyAt, EntryState, Handle, LeaseState, Messages};
+use crate::messages::entry::BodyAt;
+use crate::messages::{EntryState, Handle, LeaseState, Messages};
 use crate::progress::JobsProgress;
 use crate::queues::queue::Service;
 use crate::queues::run_charges::Charge;
@@ -668,7 +669,7 @@ impl BrokerState {
                 entry.is_some_and(|entry| entry.is_delayed())
             }
             Timer::Expiry { number, slot } => self.messages.get(Handle { number, slot }).is_some(),
-            Timer::ValueExpiry { slot, number } => self.keys.get(slot, number).is_some(),
+            Timer::ValueExpiry(value) => self.keys.get(value).is_some(),
             Timer::EndedValues { .. } | Timer::FailedJobs | Timer::Workflows => true,
             Timer::Deadline { workflow } => self.workflows.awaits_deadline(workflow),
             Timer::Schedule { number, at } => self.schedules.awaits(number, at),
@@ -702,9 +703,9 @@ impl BrokerState {
                 let entry = self.messages.by_slot(slot);
                 entry.is_some_and(|entry| entry.base() == base)
             }
-            Entity::Value { slot, number } => {
-                let stored = self.keys.get(slot, number);
-                stored.is_some_and(|stored| stored.base == base)
+            Entity::Value { slot } => {
+                let stored = self.keys.by_slot(slot);
+                stored.is_some_and(|stored| stored.base() == base)
             }
             Entity::Session { index, number } => {
                 let session = self.sessions.get(index);

@@ -7,3 +7,4 @@ pub(crate) mod interner;
 pub(crate) mod slab;
 pub(crate) mod slot_index;
 pub(crate) mod slot_times;
+pub(crate) mod u48;

@@ -1,13 +1,17 @@
 //! Timers. A timer that is no longer wanted stays until it fires, and its receiver finds it stale. A heap of mostly
 //! stale timers is swept.
 
+mod value_expiries;
+
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use penstock_faults::perhaps;
 
 use crate::clock::{ClockTime, Clocks, WhichClock};
+use crate::keys::stored_value::ValueHandle;
 use crate::queues::Forgettable;
+use crate::timers::value_expiries::ValueExpiries;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Timer {
@@ -17,8 +21,8 @@ pub(crate) enum Timer {
     Prefetch { number: u64, slot: u32 },
     /// A message has expired.
     Expiry { number: u64, slot: u32 },
-    /// A value expires. The number distinguishes it from later values in the same slot.
-    ValueExpiry { slot: u32, number: u64 },
+    /// A value expires.
+    ValueExpiry(ValueHandle),
     /// Values with this time to live, of messages that the broker has ended, expire.
     EndedValues { ttl_ms: u64 },
     /// Ended workflows have been listed for long enough.
@@ -48,6 +52,8 @@ const _: () = assert!(size_of::<Timer>() == 16);
 pub(crate) struct Timers {
     steady: Heap,
     wall: Heap,
+    /// Expiry times of values that are not due soon, on the steady clock.
+    values: ValueExpiries,
 }
 
 #[derive(Debug, Default)]
@@ -72,13 +78,43 @@ impl Timers {
         self.heap(when.clock).timers.push(Reverse((when.at, timer)));
     }
 
+    /// Sets the time, on the steady clock, at which a value expires.
+    pub(crate) fn set_value(&mut self, at: u64, value: ValueHandle) {
+        match self.values.covers(at) {
+            true => self.values.add(at, value),
+            false => self.set(ClockTime::steady(at), Timer::ValueExpiry(value)),
+        }
+    }
+
+    /// Counts a time at which a value would have expired.
+    pub(crate) fn abandon_value(&mut self, at: u64) {
+        match self.values.covers(at) {
+            true => self.values.abandon(),
+            false => self.abandon(WhichClock::Steady),
+        }
+    }
+
     /// Counts a timer of this clock that is no longer wanted.
     pub(crate) fn abandon(&mut self, clock: WhichClock) {
         self.heap(clock).stale += 1;
     }
 
-    /// Takes the next timer whose time has come, earliest first.
+    /// Takes the next timer whose time has come, earliest first. But the times of values enter the heap in steps, so one
+    /// of a second that has just begun may come after others of that second.
     pub(crate) fn pop(&mut self, clocks: &Clocks) -> Option<Timer> {
+        self.pop_due(clocks).or_else(|| {
+            let now = clocks.steady();
+            if self.values.next_list_at()? > now {
+                return None;
+            }
+            for (at, value) in self.values.take(now) {
+                self.set(ClockTime::steady(at), Timer::ValueExpiry(value));
+            }
+            self.pop_due(clocks)
+        })
+    }
+
+    fn pop_due(&mut self, clocks: &Clocks) -> Option<Timer> {
         for (heap, now) in [
             (&mut self.steady, clocks.steady()),
             (&mut self.wall, clocks.wall()),
@@ -101,13 +137,17 @@ impl Timers {
         };
         let steady = first(&self.steady, WhichClock::Steady);
         let wall = first(&self.wall, WhichClock::Wall);
-        steady.into_iter().chain(wall).min()
+        let values = self.values.next_list_at();
+        let values = values.map(|at| clocks.mono_deadline(ClockTime::steady(at)));
+        [steady, wall, values].into_iter().flatten().min()
     }
 
     /// Returns the milliseconds until the next timer of each clock, except those of schedules.
     pub(crate) fn next_but_schedules_ms(&self, clocks: &Clocks) -> impl Iterator<Item = u64> {
-        let steady = self.steady.timers.peek();
-        let steady = steady.map(|Reverse((at, _))| at.saturating_sub(clocks.steady()));
+        let steady = self.steady.timers.peek().map(|Reverse((at, _))| *at);
+        let steady = steady.into_iter().chain(self.values.next_list_at());
+        let steady = steady.min();
+        let steady = steady.map(|at| at.saturating_sub(clocks.steady()));
         let wall = self.wall.timers.iter().filter_map(|Reverse((at, timer))| {
             let is_schedule = matches!(timer, Timer::Schedule { .. });
             (!is_schedule).then(|| at.saturating_sub(clocks.wall()))
@@ -117,6 +157,8 @@ impl Timers {
 
     /// Drops stale timers once they are the majority; each timer pays for its own sweep.
     pub(crate) fn sweep(&mut self, is_wanted: impl Fn(&Timer) -> bool) {
+        let is_kept = |value| is_wanted(&Timer::ValueExpiry(value));
+        self.values.sweep(perhaps!("sweep-early"), is_kept);
         for heap in [&mut self.steady, &mut self.wall] {
             if heap.stale > 1024 && heap.stale > heap.timers.len() / 2 || perhaps!("sweep-early") {
                 heap.timers.retain(|Reverse((_, timer))| is_wanted(timer));

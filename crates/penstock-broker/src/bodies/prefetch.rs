@@ -7,7 +7,8 @@ use std::collections::VecDeque;
 
 use penstock_faults::planted;
 
-use crate::messages::{Handle, MessageEntry};
+use crate::messages::Handle;
+use crate::messages::entry::MessageEntry;
 use crate::state::BrokerState;
 use crate::{Broker, Position};
 

@@ -14,7 +14,9 @@ use crate::Broker;
 use crate::clock::ClockTime;
 use crate::endings::{RunEnd, Unrun};
 use crate::joins::Arrival;
-use crate::messages::{BodyAt, UntilStart};
+use crate::keys::stored_value::is_short;
+use crate::messages::UntilStart;
+use crate::messages::entry::BodyAt;
 use crate::queues::tally::Counter;
 use crate::records::{
     Change, Failing, Growth, JoinProgress, MarkedFor, MessageHead, RecordEvent, RecordedState,
@@ -195,7 +197,11 @@ impl Broker {
                     group,
                 } => {
                     let group = self.state.names.intern(group);
-                    let value = Value::new(value.status, copied(&mut value.body));
+                    let body = match is_short(&value.body) {
+                        true => std::mem::take(&mut value.body),
+                        false => copied(&mut value.body),
+                    };
+                    let value = Value::new(value.status, body);
                     let run = run.filter(|(id, _)| *key == Key::Result(*id));
                     let run = run.map(|(_, run)| run);
                     self.put(own_key(key), value, *ttl_ms, group, run);

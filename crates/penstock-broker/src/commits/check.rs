@@ -11,7 +11,7 @@ use penstock_message::{
 use super::{Checked, Checking, ReplacedJob, Unchecked, exact_bytes};
 use crate::Broker;
 use crate::connections::NAME_CAP_BYTES;
-use crate::messages::BodyAt;
+use crate::messages::entry::BodyAt;
 use crate::state::BrokerState;
 
 /// Maximum number of queues of one message. Each has its own entry, and the list is compared with itself.
@@ -260,7 +260,7 @@ impl Broker {
                         .state
                         .keys
                         .value(key)
-                        .is_some_and(|stored| stored.body == *body),
+                        .is_some_and(|stored| stored.body() == body),
                 };
                 if holds || planted!("pass-every-guard") {
                     Ok(())

@@ -90,14 +90,14 @@ impl BrokerState {
         let key = Key::Result(id);
         if let Some(stored) = self.keys.value(&key) {
             let inner = match stored.status {
-                ValueStatus::Gathered => read_gathered(&stored.body),
+                ValueStatus::Gathered => read_gathered(stored.body()),
                 _ => None,
             };
             return match inner {
                 Some((join, count)) => {
                     InputValue::Gathered(self.given_of(join, count, room, level + 1))
                 }
-                None => InputValue::Of(stored.status, stored.body.clone()),
+                None => InputValue::Of(stored.status, stored.value().body),
             };
         }
         if let Some(slot) = self.messages.find_ended(&id) {

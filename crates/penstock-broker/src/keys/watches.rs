@@ -44,7 +44,7 @@ impl Broker {
         if let Some(stored) = self.state.keys.value(key) {
             let safe_after = match planted!("show-value-early") {
                 true => SafeAfter::default(),
-                false => stored.safe_after,
+                false => stored.safe_after(),
             };
             let mut value = stored.value();
             if let Some(run) = stored.run {

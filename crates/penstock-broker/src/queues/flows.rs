@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use penstock_faults::planted;
 
-use crate::messages::{Handle, MessageEntry, Messages};
+use crate::messages::entry::MessageEntry;
+use crate::messages::{Handle, Messages};
 use crate::queues::active_flows::{ActiveFlows, FlowTurn};
 use crate::queues::awaited_ready::{AwaitedReady, AwaitedTurn};
 use crate::queues::run_charges::{Charge, ChargedRuns};

@@ -17,7 +17,7 @@ use crate::table::fifo::Fifo;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Entity {
     Message { slot: u32 },
-    Value { slot: u32, number: u64 },
+    Value { slot: u32 },
     Session { index: u32, number: u64 },
     Join { slot: u32, number: u64 },
     Queue { index: u32 },
@@ -29,12 +29,18 @@ pub(crate) enum Entity {
 
 #[derive(Debug, Default)]
 pub(crate) struct LiveBases {
-    /// Slots of messages, of which there may be millions. `bases` has the number of messages that share each base.
-    slots: Fifo<u32>,
-    bases: Fifo<Bases>,
+    messages: BasesOfSlots,
+    values: BasesOfSlots,
     others: VecDeque<(Position, Entity)>,
     /// Number of entries known to be stale: their thing is gone or has a later base.
     stale: usize,
+}
+
+/// Slots of things of one kind, of which there may be millions. `bases` has the number of those that share each base.
+#[derive(Debug, Default)]
+struct BasesOfSlots {
+    slots: Fifo<u32>,
+    bases: Fifo<Bases>,
 }
 
 /// Base of the next slots in the list, and their number.
@@ -44,13 +50,8 @@ struct Bases {
     count: u32,
 }
 
-impl LiveBases {
-    pub(crate) fn add(&mut self, base: Position, entity: Entity) {
-        let Entity::Message { slot } = entity else {
-            debug_assert!(self.others.back().is_none_or(|(last, _)| *last <= base));
-            self.others.push_back((base, entity));
-            return;
-        };
+impl BasesOfSlots {
+    fn add(&mut self, base: Position, slot: u32) {
         self.slots.push_back(slot);
         match self.bases.back_mut() {
             Some(last) if last.base == base => last.count += 1,
@@ -61,48 +62,86 @@ impl LiveBases {
         }
     }
 
+    fn iter(&self) -> impl Iterator<Item = (Position, u32)> {
+        let bases = self.bases.iter();
+        let bases = bases.flat_map(|bases| std::iter::repeat_n(bases.base, bases.count as usize));
+        bases.zip(self.slots.iter())
+    }
+
+    fn first(&self) -> Option<Position> {
+        self.bases.front().map(|bases| bases.base)
+    }
+
+    fn pop(&mut self) -> Option<(Position, u32)> {
+        let slot = self.slots.pop_front()?;
+        let first = self.bases.front_mut()?;
+        let base = first.base;
+        first.count -= 1;
+        if first.count == 0 {
+            self.bases.pop_front();
+        }
+        Some((base, slot))
+    }
+
+    fn retain(&mut self, is_wanted: impl Fn(Position, u32) -> bool) {
+        let mut old = std::mem::take(self);
+        while let Some((base, slot)) = old.pop() {
+            if is_wanted(base, slot) {
+                self.add(base, slot);
+            }
+        }
+    }
+}
+
+fn message((base, slot): (Position, u32)) -> (Position, Entity) {
+    (base, Entity::Message { slot })
+}
+
+fn value((base, slot): (Position, u32)) -> (Position, Entity) {
+    (base, Entity::Value { slot })
+}
+
+impl LiveBases {
+    pub(crate) fn add(&mut self, base: Position, entity: Entity) {
+        match entity {
+            Entity::Message { slot } => self.messages.add(base, slot),
+            Entity::Value { slot } => self.values.add(base, slot),
+            other => {
+                debug_assert!(self.others.back().is_none_or(|(last, _)| *last <= base));
+                self.others.push_back((base, other));
+            }
+        }
+    }
+
     pub(crate) fn abandon(&mut self) {
         self.stale += 1;
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Position, Entity)> {
-        let bases = self.bases.iter();
-        let bases = bases.flat_map(|bases| std::iter::repeat_n(bases.base, bases.count as usize));
-        let messages = self.slots.iter().map(|slot| Entity::Message { slot });
-        bases.zip(messages).chain(self.others.iter().copied())
+        let messages = self.messages.iter().map(message);
+        let values = self.values.iter().map(value);
+        messages.chain(values).chain(self.others.iter().copied())
     }
 
     fn len(&self) -> usize {
-        self.slots.len() + self.others.len()
+        self.messages.slots.len() + self.values.slots.len() + self.others.len()
     }
 
     /// Takes the oldest entry, if its position is before this one.
     pub(crate) fn pop_before(&mut self, before: Position) -> Option<(Position, Entity)> {
-        let message = self.bases.front().map(|bases| bases.base);
-        let other = self.others.front().map(|(base, _)| *base);
-        let is_message = match (message, other) {
-            (Some(message), Some(other)) => message < other,
-            (message, _) => message.is_some(),
-        };
-        match is_message {
-            true => self.pop_message_before(before),
-            false if other? < before => self.others.pop_front(),
-            false => None,
+        let firsts = [
+            self.others.front().map(|(base, _)| *base),
+            self.values.first(),
+            self.messages.first(),
+        ];
+        let firsts = firsts.into_iter().enumerate();
+        let firsts = firsts.filter_map(|(list, base)| Some((base?, list)));
+        let (_, list) = firsts.min().filter(|(base, _)| *base < before)?;
+        match list {
+            0 => self.others.pop_front(),
+            1 => self.values.pop().map(value),
+            _ => self.messages.pop().map(message),
         }
-    }
-
-    fn pop_message_before(&mut self, before: Position) -> Option<(Position, Entity)> {
-        let base = self.bases.front()?.base;
-        if base >= before {
-            return None;
-        }
-        let slot = self.slots.pop_front()?;
-        let first = self.bases.front_mut()?;
-        first.count -= 1;
-        if first.count == 0 {
-            self.bases.pop_front();
-        }
-        Some((base, Entity::Message { slot }))
     }
 
     /// Notes that a stale entry was popped rather than swept.
@@ -116,17 +155,15 @@ impl LiveBases {
         if !is_worth_it && !perhaps!("sweep-early") {
             return;
         }
-        let mut old = std::mem::take(self);
-        old.others.retain(|(base, entity)| is_live(*base, entity));
-        if old.others.len() < old.others.capacity() / 8 {
-            old.others.shrink_to_fit();
+        self.others.retain(|(base, entity)| is_live(*base, entity));
+        if self.others.len() < self.others.capacity() / 8 {
+            self.others.shrink_to_fit();
         }
-        self.others = std::mem::take(&mut old.others);
-        while let Some((base, entity)) = old.pop_message_before(Position(u64::MAX)) {
-            if is_live(base, &entity) {
-                self.add(base, entity);
-            }
-        }
+        self.messages
+            .retain(|base, slot| is_live(base, &Entity::Message { slot }));
+        self.values
+            .retain(|base, slot| is_live(base, &Entity::Value { slot }));
+        self.stale = 0;
     }
 }
 
@@ -139,11 +176,14 @@ mod tests {
         let mut live_bases = LiveBases::default();
         let message = |slot| Entity::Message { slot };
         let queue = |index| Entity::Queue { index };
+        let value = |slot| Entity::Value { slot };
         let all = [
             (1, message(7)),
             (1, message(8)),
             (2, queue(1)),
+            (2, value(7)),
             (3, message(9)),
+            (4, value(8)),
             (5, queue(2)),
             (5, message(10)),
             (6, message(11)),
@@ -153,7 +193,7 @@ mod tests {
         }
         let popped = std::iter::from_fn(|| live_bases.pop_before(Position(6)));
         let popped: Vec<(u64, Entity)> = popped.map(|(base, entity)| (base.0, entity)).collect();
-        assert_eq!(popped, all[..6]);
+        assert_eq!(popped, all[..8]);
         let left: Vec<(Position, Entity)> = live_bases.iter().collect();
         assert_eq!(left, [(Position(6), message(11))]);
     }

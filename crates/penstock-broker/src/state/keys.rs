@@ -3,13 +3,11 @@
 use penstock_message::{Key, MessageId, Value};
 
 use super::BrokerState;
-use crate::clock::{ClockTime, WhichClock};
-use crate::keys::{NEVER, StoredValue};
+use crate::keys::stored_value::StoredValue;
 use crate::messages::{Handle, UntilStart};
 use crate::reclaim::live_bases::Entity;
 use crate::records::RunHead;
 use crate::table::interner::Name;
-use crate::timers::Timer;
 
 impl BrokerState {
     pub(crate) fn store(
@@ -20,8 +18,8 @@ impl BrokerState {
         expires_at: Option<u64>,
         run: Option<RunHead>,
     ) {
-        self.forget_value(&key);
         self.touch(&key);
+        self.forget_ended_value(&key);
         self.names.hold(group);
         if let Some(run) = run {
             self.names.hold(run.queue);
@@ -29,19 +27,22 @@ impl BrokerState {
         let at = (self.position, self.safe_after);
         let stored = StoredValue::new(key, value, group, expires_at, run, at);
         self.live_bytes += stored.bytes();
-        let (slot, number) = self.keys.insert(stored);
-        self.live_bases
-            .add(self.position, Entity::Value { slot, number });
-        if let Some(at) = expires_at.filter(|at| *at != NEVER) {
-            self.timers
-                .set(ClockTime::steady(at), Timer::ValueExpiry { slot, number });
+        let expires_at = stored.expires_at();
+        let (value, earlier) = self.keys.insert(stored);
+        if let Some(earlier) = earlier {
+            self.uncount_value(&earlier);
+        }
+        let slot = value.slot;
+        self.live_bases.add(self.position, Entity::Value { slot });
+        if let Some(at) = expires_at {
+            self.timers.set_value(at, value);
         }
     }
 
     /// Whether the value of this key, or of an ended message with this key, is behind a message in the journal.
     pub(crate) fn value_stands_behind(&self, key: &Key, slot: u32) -> bool {
         let base = self.messages[slot].base();
-        let stored = self.keys.value(key).map(|stored| stored.base);
+        let stored = self.keys.value(key).map(StoredValue::base);
         let ended = match key {
             Key::Result(id) => self.messages.find_ended(id),
             Key::Named(_) | Key::Scoped(..) => None,
@@ -69,16 +70,25 @@ impl BrokerState {
 
     pub(super) fn forget_value(&mut self, key: &Key) {
         if let Some(stored) = self.keys.remove(key) {
-            self.live_bytes -= stored.bytes();
-            self.live_bases.abandon();
-            self.names.release(stored.group);
-            if let Some(run) = stored.run {
-                self.names.release(run.head().queue);
-            }
-            if stored.expires_at().is_some() {
-                self.timers.abandon(WhichClock::Steady);
-            }
+            self.uncount_value(&stored);
         }
+        self.forget_ended_value(key);
+    }
+
+    fn uncount_value(&mut self, stored: &StoredValue) {
+        self.live_bytes -= stored.bytes();
+        self.live_bases.abandon();
+        self.names.release(stored.group);
+        if let Some(run) = stored.run {
+            self.names.release(run.head().queue);
+        }
+        if let Some(at) = stored.expires_at() {
+            self.timers.abandon_value(at);
+        }
+    }
+
+    /// Forgets the value of a message that the broker has ended.
+    fn forget_ended_value(&mut self, key: &Key) {
         if let Key::Result(id) = key
             && self.ends.len > 0
             && let Some(slot) = self.messages.find_ended(id)
@@ -104,7 +114,7 @@ impl BrokerState {
             return self.messages.get(owner).map(|entry| entry.id);
         }
         let value = self.keys.value(key)?;
-        let id = value.body[..].try_into().ok().map(MessageId);
+        let id = value.body().try_into().ok().map(MessageId);
         id.filter(|_| matches!(key, Key::Scoped(..)))
     }
 
