@@ -4,7 +4,7 @@ Every blocking call releases the interpreter lock. Times are in seconds where a 
 where it ends in ``_ms``. Errors are the classes of ``penstock.errors``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, final
 
 from penstock._worker.runner import Delivered
@@ -17,6 +17,7 @@ __all__ = [
     "Loan",
     "Options",
     "Port",
+    "Role",
     "SlotLink",
     "WrittenPages",
     "__version__",
@@ -25,6 +26,7 @@ __all__ = [
     "flush_c_output",
     "Timing",
     "declare_schedule",
+    "serve_forks",
 ]
 
 __version__: str
@@ -412,6 +414,43 @@ def collapse_heap() -> int:
 
 def flush_c_output() -> None:
     """Flush output that C code has printed and the C library still buffers."""
+
+@final
+class Role:
+    """Role of a process that was forked from the zygote."""
+
+    @property
+    def child(self) -> int:
+        """Its number."""
+    @property
+    def kind(self) -> str:
+        """Kind of its slots: ``"process"``, ``"thread"``, ``"async"`` or ``"isolated"``."""
+    @property
+    def slots(self) -> int: ...
+    @property
+    def once(self) -> bool:
+        """Whether it exits after its first job."""
+    @property
+    def warm(self) -> bool:
+        """Whether half of the slots are idle, so that it has time to prepare for that job."""
+    @property
+    def work_fd(self) -> int:
+        """Socket from which it pulls jobs."""
+    @property
+    def reply_fd(self) -> int:
+        """Its own socket to the supervisor."""
+    @property
+    def zygote_pid(self) -> int: ...
+
+def serve_forks(
+    control_fd: int, work_fds: Sequence[int], flush: Callable[[], object], fork: Callable[[], int]
+) -> Role | None:
+    """Fork children, and report how they end, as the supervisor at the other end of ``control_fd`` asks.
+
+    Return None when the supervisor is gone, and its role in each child. Takes ownership of the descriptors; the
+    children of each pool pull jobs from one of ``work_fds``. Touches no Python object between two forks, except these
+    functions: ``flush``, called before each fork, and ``fork``, which is ``os.fork``.
+    """
 
 @final
 class WrittenPages:

@@ -6,6 +6,7 @@ mod client;
 mod consumer;
 mod errors;
 mod failed;
+mod forks;
 mod graph;
 mod heap;
 mod ids;
@@ -30,6 +31,8 @@ mod _core {
     use crate::client::Client;
     #[pymodule_export]
     use crate::consumer::Consumer;
+    #[pymodule_export]
+    use crate::forks::{Role, serve_forks};
     #[pymodule_export]
     use crate::graph::Graph;
     #[pymodule_export]

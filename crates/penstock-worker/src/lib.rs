@@ -24,7 +24,8 @@
 //! | threads.rs | settings of the C library's allocator: for many threads, and for a supervisor |
 //! | huge_pages.rs | why a supervisor has none, but the forked heap does |
 //! | warm.rs | pages that an isolated job is about to write to |
-//! | zygote.rs | the process that forks |
+//! | zygote.rs | the process that forks, as the supervisor sees it |
+//! | forks.rs | its own side of that link: forks, kills and deaths |
 //! | orphans.rs | processes that jobs have left behind |
 //! | output.rs | the flush of a process's output when it exits |
 //! | systemd.rs | reports to a service manager |
@@ -41,6 +42,7 @@ mod config;
 mod desk;
 mod fault;
 mod files;
+mod forks;
 #[cfg(feature = "hostile")]
 pub mod hostile;
 mod huge_pages;
@@ -72,6 +74,7 @@ pub use config::{
     MemoryConfig, MemoryLimit, PoolConfig, RecycleConfig, SlotKind, WorkerConfig, worker_name,
 };
 pub use desk::{Desk, Left, TakeOutcome};
+pub use forks::{ForkRequest, Forks, ZygoteTurn};
 pub use huge_pages::collapse_heap;
 pub use link::{Ended, Link, LongWait, Pulled, Resumed, Slot, Window};
 pub use memory::{knows_memory, offer_to_kernel};

@@ -173,7 +173,7 @@ pub fn reap(other: Option<Pid>) {
 }
 
 /// Returns a child that has ended; its number stays reserved until it is waited for.
-fn ended_child() -> Option<Pid> {
+pub fn ended_child() -> Option<Pid> {
     let options = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
     // SAFETY: all zeros is a valid `siginfo_t`. It belongs to this function, and only the call writes to it.
     let pid = unsafe {

@@ -21,40 +21,39 @@ from penstock._worker.orders import OrdersOfProcess
 from penstock._worker.runner import Runner
 
 if TYPE_CHECKING:
-    from penstock._core import ChildLink, WrittenPages
+    from penstock._core import ChildLink, Role, WrittenPages
     from penstock._tasks.app import App
-    from penstock._worker.zygote import Fork
 
 
 logger = logging.getLogger("penstock")
 
 
-def run_jobs(apps: list[App], worker: str, link: ChildLink, fork: Fork, written: WrittenPages) -> None:
-    """Run the jobs that arrive over the link, of any of these apps, in the slots that the fork asks for."""
+def run_jobs(apps: list[App], worker: str, link: ChildLink, role: Role, written: WrittenPages) -> None:
+    """Run the jobs that arrive over the link, of any of these apps, in the slots of its role."""
     # A task may fork. If the forked process ever returns here, it must not continue with our jobs.
     os.register_at_fork(after_in_child=link.abandon)
     current.tell_progress = link.progress
     for hook in [hook for app in apps for hook in app._process_start_hooks]:
         hook()
     try:
-        if fork.kind == "thread":
+        if role.kind == "thread":
             # Imported here because a child has slots of only one kind.
             from penstock._worker.threads import Threads
 
-            Threads(apps, worker, link, fork.slots, fork.once).run()
-        elif fork.kind == "async":
+            Threads(apps, worker, link, role.slots, role.once).run()
+        elif role.kind == "async":
             from penstock._worker.loop import Loop
 
-            Loop(apps, worker, link, fork.slots, fork.once).run()
+            Loop(apps, worker, link, role.slots, role.once).run()
         else:
-            run_in_process(apps, worker, link, fork, written)
+            run_in_process(apps, worker, link, role, written)
     except (BrokenPipeError, ConnectionResetError):
         # The supervisor is gone, and this process with it.
         pass
     stop([hook for app in apps for hook in app._process_stop_hooks], "on_process_stop")
 
 
-def run_in_process(apps: list[App], worker: str, link: ChildLink, fork: Fork, written: WrittenPages) -> None:
+def run_in_process(apps: list[App], worker: str, link: ChildLink, role: Role, written: WrittenPages) -> None:
     """Be one slot, in the main thread."""
     for hook in [hook for app in apps for hook in app._slot_start_hooks]:
         if not inspect.iscoroutinefunction(hook):
@@ -64,13 +63,13 @@ def run_in_process(apps: list[App], worker: str, link: ChildLink, fork: Fork, wr
     run, finish = runner.run, slot.finish
     # Orders come with a signal, which also interrupts the wait for a job when this process has to exit.
     OrdersOfProcess(slot, runner)
-    if fork.warm:
+    if role.warm:
         written.copy()
-    if not fork.once:
+    if not role.once:
         # From now on this process takes jobs, so the one that it replaces may close.
         link.serve(1)
     # As little as possible happens between two jobs: this loop is most of the cost of a short job.
-    for job in islice(slot, 1) if fork.once else slot:
+    for job in islice(slot, 1) if role.once else slot:
         if finish(*run(job)):
             finish(*runner.overrule(job, slot))
         if runner.is_unsound:
@@ -78,7 +77,7 @@ def run_in_process(apps: list[App], worker: str, link: ChildLink, fork: Fork, wr
             raise RuntimeError(UNSOUND)
     # The supervisor learns the outcome of a last job now, not when everything else has ended.
     link.flush()
-    if fork.once:
+    if role.once:
         written.job_ended()
     # After an exception nothing is closed: that could wait for threads which never end.
     stop([hook for app in apps for hook in app._slot_stop_hooks], "on_slot_stop")
