@@ -5,15 +5,11 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
-import subprocess
 
 import pytest
 from project import pidfd
 from worker.odd_shop import Shop
 
-from penstock import App
-from penstock._worker.zygote import Control, Zygote
 from penstock.errors import JobError, TaskError, WorkerCrashed
 
 
@@ -117,25 +113,3 @@ def test_a_task_that_breaks_the_interpreter_fails_and_its_process_is_replaced(sh
     with pytest.raises(TaskError, match="TypeError: <it could not be recorded"):
         shop.tasks.breaks_the_interpreter.delay().result(timeout=30)
     assert shop.tasks.tiny.delay(7).result(timeout=30) == 7
-
-
-def test_only_the_process_that_is_meant_is_killed_and_only_while_it_is_there() -> None:
-    """The reader of a process's outcomes doesn't know its id, which another process may have by then."""
-    ours, theirs = socket.socketpair()
-    control = Control(ours)
-    zygote = Zygote([App("shop", url="memory:")], "test", control, [-1, -1])
-    processes = [subprocess.Popen(["sleep", "600"]) for _ in range(2)]
-    try:
-        zygote._children = {process.pid: child for child, process in enumerate(processes)}
-        zygote._signal(signal.SIGKILL, 1)
-        assert processes[1].wait(30) == -signal.SIGKILL
-        del zygote._children[processes[1].pid]
-        zygote._signal(signal.SIGKILL, 1)
-        assert processes[0].poll() is None
-        zygote._signal(signal.SIGKILL)
-        assert processes[0].wait(30) == -signal.SIGKILL
-    finally:
-        for process in processes:
-            process.kill()
-        control.close()
-        theirs.close()

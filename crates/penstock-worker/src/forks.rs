@@ -1,9 +1,9 @@
 //! The zygote's side of its link to the supervisor (see zygote.rs for the messages): takes commands, and reports how
 //! children end.
 //!
-//! It is in Rust for the sake of memory that the zygote shares with its children. Whoever writes to a shared page copies
-//! it, and Python code writes to many, since it counts references. Served in Python, a fork and a death copied 165 pages
-//! in the zygote, and split huge pages while at it; each further fork then took longer.
+//! It is in Rust for the sake of memory that the zygote shares with its children. A shared page is copied by the process
+//! that writes to it, and Python code writes to many, since it counts references. Served in Python, a fork and a death
+//! copied 165 pages in the zygote, and split huge pages while at it; each further fork then took longer.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, IoSliceMut};
@@ -311,61 +311,14 @@ fn reap(pid: i32) -> io::Result<(i32, i64)> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::{Read, Write};
-
     use super::*;
-
-    fn message(text: &str) -> Vec<u8> {
-        let mut bytes = (text.len() as u32).to_le_bytes().to_vec();
-        bytes.extend_from_slice(text.as_bytes());
-        bytes
-    }
-
-    fn read_message(from: &mut UnixStream) -> String {
-        let mut length = [0; 4];
-        from.read_exact(&mut length).unwrap();
-        let mut text = vec![0; u32::from_le_bytes(length) as usize];
-        from.read_exact(&mut text).unwrap();
-        String::from_utf8(text).unwrap()
-    }
-
-    #[test]
-    fn a_supervisor_is_understood_however_its_bytes_arrive() {
-        let (ours, mut theirs) = UnixStream::pair().unwrap();
-        let mut forks = Forks::new(ours.into()).unwrap();
-        let fork = message("fork 7 1 thread 8 long");
-        let (first, rest) = fork.split_at(9);
-        theirs.write_all(&message("nudge 3")).unwrap();
-        theirs.write_all(first).unwrap();
-        theirs.write_all(rest).unwrap();
-        theirs.write_all(&message("kill")).unwrap();
-        theirs.shutdown(std::net::Shutdown::Write).unwrap();
-        assert!(matches!(forks.next_turn(), Ok(ZygoteTurn::Leave)));
-        // Its socket did not arrive with the command.
-        assert_eq!(
-            read_message(&mut theirs),
-            "unforked 7 Too many open files (os error 24)"
-        );
-    }
-
-    #[test]
-    fn a_command_that_nobody_knows_ends_the_zygote() {
-        let (ours, mut theirs) = UnixStream::pair().unwrap();
-        let mut forks = Forks::new(ours.into()).unwrap();
-        theirs.write_all(&message("fork 7 1 thread")).unwrap();
-        let Err(error) = forks.next_turn() else {
-            panic!("it was understood");
-        };
-        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
-    }
 
     #[test]
     fn a_request_says_what_the_child_is_for() {
         let (reply, _) = UnixStream::pair().unwrap();
         let mut reply = Some(OwnedFd::from(reply));
-        let Some(ZygoteCommand::Fork(request)) =
-            read_command("fork 7 1 isolated 1 warm", || reply.take())
-        else {
+        let read = read_command("fork 7 1 isolated 1 warm", || reply.take());
+        let Some(ZygoteCommand::Fork(request)) = read else {
             panic!("it is a request");
         };
         assert_eq!((request.child, request.pool, request.slots), (7, 1, 1));

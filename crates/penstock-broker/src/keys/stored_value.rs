@@ -38,7 +38,7 @@ pub(crate) struct StoredValue {
     needs: Needs,
 }
 
-/// What must have happened to the record at its base before the value may be seen.
+/// State of the record at a value's base that the value waits for before it may be seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Needs {
     Nothing,
