@@ -1,9 +1,9 @@
 //! The zygote's side of its link to the supervisor (see zygote.rs for the messages): takes commands, and reports how
 //! children end.
 //!
-//! It is in Rust for the sake of memory that the zygote shares with its children. A shared page is copied by the process
-//! that writes to it, and Python code writes to many, since it counts references. Served in Python, a fork and a death
-//! copied 165 pages in the zygote, and split huge pages while at it; each further fork then took longer.
+//! Rust spares memory that the zygote shares with its children. A process that writes to a shared page copies it, and
+//! Python code writes to many, since it counts references. Served in Python, a fork and a death copied 165 pages in the
+//! zygote, and split huge pages while at it; each further fork then took longer.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, IoSliceMut};
