@@ -165,8 +165,8 @@ pub struct Supervisor {
     memory: Memory,
     advice: Advice,
     admission: Admission,
-    /// Pool of jobs that run alone that was last sent a job.
-    last_alone: Option<usize>,
+    /// Number of jobs sent so far that run alone.
+    alone_sent: u64,
     /// Single-use children whose job has ended, with the time by which they must have exited: number and
     /// process.
     leaving: VecDeque<(Instant, u32, i32)>,
@@ -296,7 +296,7 @@ impl Supervisor {
             memory,
             advice: Advice::default(),
             admission: Admission::default(),
-            last_alone: None,
+            alone_sent: 0,
             leaving: VecDeque::new(),
             evicted: Vec::new(),
             held: BTreeMap::new(),
@@ -498,7 +498,8 @@ impl Supervisor {
             }
             self.tick_at.get_or_insert(now + TICK);
             if self.pools[pool].is_alone {
-                self.last_alone = Some(pool);
+                self.alone_sent += 1;
+                self.pools[pool].turn = self.alone_sent;
             }
             self.reserve(pool, &hand_out);
             let task = self.pools[pool].policy.task_name(hand_out.task);
@@ -540,7 +541,11 @@ impl Supervisor {
             let bytes = job_bytes(&job);
             (job, bytes)
         });
-        self.pools[pool].policy.put_back(task, with_bytes);
+        let pool = &mut self.pools[pool];
+        pool.policy.put_back(task, with_bytes);
+        // A death takes back what no process has claimed. Counted as a turn, each death of one kind's process
+        // would use up a turn of the other kind.
+        pool.turn = 0;
     }
 
     /// Takes back the jobs of a packet that have not begun: to be sent again, or handed back at the end.

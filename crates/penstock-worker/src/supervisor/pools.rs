@@ -81,6 +81,8 @@ pub(super) struct Pool {
     pub(super) config: PoolConfig,
     pub(super) alone: Option<usize>,
     pub(super) is_alone: bool,
+    /// Of jobs that run alone, the number of the last one that was sent from here; 0 if it came back unbegun.
+    pub(super) turn: u64,
     pub(super) policy: Policy<Delivery>,
     /// Socket from which its children pull packets; kept for later zygotes.
     socket: OwnedFd,
@@ -122,6 +124,7 @@ impl Pool {
             config,
             alone,
             is_alone,
+            turn: 0,
             policy: Policy::new(hashing),
             socket,
             tasks: Vec::new(),
@@ -377,7 +380,7 @@ impl Supervisor {
         others.all(|(other, pool)| {
             let is_other = pool.is_alone && other != number;
             // If both have jobs, they take turns.
-            let goes_first = pool.policy.waiting() > 0 && self.last_alone == Some(number);
+            let goes_first = pool.policy.waiting() > 0 && pool.turn < self.pools[number].turn;
             !is_other || pool.policy.active() == 0 && !goes_first
         })
     }
