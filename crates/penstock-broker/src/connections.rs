@@ -207,6 +207,9 @@ impl Broker {
                     number: lease.grant,
                     started_at: self.clocks.wall(),
                 };
+                if !planted!("keep-claim-of-lost-grant") {
+                    self.end_claim_at_start(slot);
+                }
                 let session_number = self.state.sessions[session].number;
                 self.record(&RecordEvent::Granted {
                     number,

@@ -162,14 +162,7 @@ impl Broker {
         if must_be_safe {
             safe_after.add(self.state.position, Durability::Disk);
         }
-        if self.state.messages.until_start(slot).is_some() {
-            // Before the lease: once a claim ends here, neither a retry nor a crash restores it.
-            self.record(&RecordEvent::Unclaimed { number });
-            match planted!("claim-retaken-on-retry") {
-                true => self.state.free_claim(slot),
-                false => self.state.give_up_claim(slot),
-            }
-        }
+        self.end_claim_at_start(slot);
         let grant = Grant {
             epoch: self.epoch,
             number: self.state.grants + 1,
@@ -192,6 +185,21 @@ impl Broker {
             },
         );
         HandOutOutcome::Done { must_be_safe }
+    }
+
+    /// Frees the key of a message whose claim ends when it starts. It must be called before the message is leased:
+    /// after that, neither a retry nor a crash restores the claim.
+    pub(crate) fn end_claim_at_start(&mut self, slot: u32) {
+        let messages = &self.state.messages;
+        if messages.until_start(slot).is_none() {
+            return;
+        }
+        let number = messages[slot].number();
+        self.record(&RecordEvent::Unclaimed { number });
+        match planted!("claim-retaken-on-retry") {
+            true => self.state.free_claim(slot),
+            false => self.state.give_up_claim(slot),
+        }
     }
 
     pub(crate) fn run_timers(&mut self) {

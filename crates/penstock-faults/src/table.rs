@@ -15,7 +15,7 @@ pub enum Finder {
     Simulator,
     /// Tests of the worker: the memory that a supervisor shares with its children is not simulated.
     Worker,
-    /// A script of the broker: the simulator's journals and purges are too small to get there.
+    /// A script of the broker: the simulator gets there too rarely, or not at all.
     Script,
     /// Broker scripts drawn at random, and the simulator: each must find the bug on its own.
     Both,
@@ -201,6 +201,10 @@ pub const PLANTS: &[Plant] = &[
     plant(
         "claim-survives-dead-letter",
         "a job that fails for good frees its unique key",
+    ),
+    of_script(
+        "keep-claim-of-lost-grant",
+        "a claim that ends with the start of its job ends, though the record of the start is lost",
     ),
     plant(
         "claim-retaken-on-retry",

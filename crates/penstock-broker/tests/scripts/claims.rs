@@ -70,6 +70,33 @@ fn a_key_until_the_start_is_not_taken_again_by_a_retry_or_after_a_crash() {
     }
 }
 
+/// The worker comes back with a lease whose record was lost with the broker. The job has started, so a job for the
+/// change that came after that must not be skipped.
+pub fn key_is_free_though_the_grant_is_lost() {
+    check(
+        "
+        a hello                                      -> a welcome 0
+        a publish one claim=k until=start            -> a confirm 1
+        w hello                                      -> w welcome 0
+        stall                                        ->
+        w consume default 1                          -> w deliver one
+        power-cut                                    ->
+        sync                                         ->
+        w hello one                                  -> w welcome 0 one
+        a hello                                      -> a welcome 1
+        a publish two claim=k until=start            -> a confirm 2
+        w fail one                                   -> w confirm 1
+        a retry one                                  -> a confirm 3 3:Failed
+        a publish three claim=k until=start          -> a confirm 4 4:skipped[0]+0:owner-two
+        ",
+    );
+}
+
+#[test]
+fn a_key_until_the_start_is_free_though_the_record_of_the_start_is_lost() {
+    key_is_free_though_the_grant_is_lost();
+}
+
 #[test]
 fn a_key_until_the_end_is_free_after_a_failure_and_taken_again_by_a_retry() {
     check_with_crashes(

@@ -57,6 +57,7 @@ fn planted_bugs_that_the_simulator_hardly_ever_reaches_are_found() {
     for plant in PLANTS.iter().filter(|plant| plant.finder == Finder::Script) {
         let script = match plant.name {
             "carry-no-mark" => purge_continues_without_its_first_record,
+            "keep-claim-of-lost-grant" => crate::claims::key_is_free_though_the_grant_is_lost,
             other => panic!("no script finds {other}"),
         };
         assert!(
