@@ -297,8 +297,9 @@ impl Model {
                 match is_first && is_right {
                     true => Ok(()),
                     false => self.fail(format!(
-                        "refused for operation {op} ({why:?}): {:?}",
-                        tx.ops[*op as usize]
+                        "refused for operation {op} ({why:?}): {:?}{}",
+                        tx.ops[*op as usize],
+                        self.who_claims(why)
                     )),
                 }
             }
@@ -833,6 +834,7 @@ impl Model {
     fn revive_member(&mut self, place: Member) {
         let id = place.join;
         let may_have_gone_on = self.may_be_released(id);
+        let may_have_failed = self.may_have_failed(id);
         let Some(join) = self.joins.get_mut(&id) else {
             return;
         };
@@ -841,6 +843,7 @@ impl Model {
             return;
         }
         join.may_have_gone_on = may_have_gone_on;
+        join.may_have_failed_before |= may_have_failed;
         join.failures -= 1;
         if !join.over || join.failures > join.policy.max_failures() {
             return;
@@ -1046,6 +1049,9 @@ impl Model {
         let Some(join) = self.joins.get(&id).filter(|join| !join.over) else {
             return false;
         };
+        if join.may_have_failed_before {
+            return true;
+        }
         let missing = (0..join.count).filter(|index| !join.arrived.contains(index));
         let ended = missing.filter(|index| self.may_have_ended(id, *index));
         let failures = u64::from(join.failures) + ended.count() as u64;

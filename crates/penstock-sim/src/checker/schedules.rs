@@ -290,13 +290,15 @@ impl Checker {
         let (Some(time), Some((_, job))) = (found.queued, found.last) else {
             return Ok(());
         };
-        if was_queued == Some(time) {
+        let waited_before = was_queued == Some(time);
+        if waited_before && !has_changed {
             return Ok(());
         }
         let jobs = self.model.makes_way_with(job).into_iter();
-        let ids: BTreeSet<MessageId> = jobs
-            .map(|index| self.model.items[index].message.id)
-            .collect();
+        let items = jobs.map(|index| &self.model.items[index]);
+        // A time that has waited for the job may cancel it after a change.
+        let items = items.filter(|item| !waited_before || item.asked.is_none());
+        let ids: BTreeSet<MessageId> = items.map(|item| item.message.id).collect();
         // After a change, the time may belong to another plan, which cancels nothing.
         if surely || ids.iter().any(|id| broker.is_to_stop(id)) {
             let moment = Self::moment_of(&ids, broker);

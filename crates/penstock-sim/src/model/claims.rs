@@ -3,7 +3,7 @@
 //! A key has at most one live owner. The model may be unsure who that is: a job whose claim ends with its first hand-out
 //! may have been handed out unseen. A receipt that names an owner, or a quiet moment, resolves the doubt.
 
-use penstock_message::{Claim, Conflict, Key, MessageId, Until, ValueStatus};
+use penstock_message::{Claim, Conflict, Key, MessageId, Refusal, Until, ValueStatus};
 
 use super::item::{End, Item, State, Stored, When};
 use super::{Model, Verdict};
@@ -155,6 +155,17 @@ impl Model {
             self.owner_was_seen(key, owner);
         }
         Ok(())
+    }
+
+    /// Describes the jobs that are said to own a key.
+    pub(super) fn who_claims(&self, why: &Refusal) -> String {
+        match why {
+            Refusal::Claimed(owner) => {
+                let items: Vec<&Item> = self.with_id(*owner).collect();
+                format!("; the owner is {items:?}")
+            }
+            _ => String::new(),
+        }
     }
 
     /// Notes that a job owns a key.

@@ -238,6 +238,8 @@ pub(super) struct JoinModel {
     pub(super) has_failed: bool,
     /// Whether it may have been released, unobserved, before one of its members was retried.
     pub(super) may_have_gone_on: bool,
+    /// Whether it may have failed, unobserved, before that: it has then released what waits for a failure.
+    pub(super) may_have_failed_before: bool,
     /// Whether it reopened after that, unless the broker had dropped it.
     pub(super) was_reopened: bool,
     /// Whether the broker has dropped it.
