@@ -81,7 +81,7 @@ pub(super) struct Pool {
     pub(super) config: PoolConfig,
     pub(super) alone: Option<usize>,
     pub(super) is_alone: bool,
-    /// Of jobs that run alone, the number of the last one that was sent from here; 0 if it came back unbegun.
+    /// Number of the last job that was sent from here, among all that run alone; 0 if it came back unbegun.
     pub(super) turn: u64,
     pub(super) policy: Policy<Delivery>,
     /// Socket from which its children pull packets; kept for later zygotes.
