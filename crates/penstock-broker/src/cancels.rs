@@ -342,7 +342,7 @@ impl Broker {
 
     /// Returns an operation under way that has yet to ask this running job to stop. With a new number the job would
     /// escape it.
-    fn mark_that_asks_to_stop(&self, slot: u32) -> Option<Mark> {
+    pub(crate) fn mark_that_asks_to_stop(&self, slot: u32) -> Option<Mark> {
         let mut marks = self.state.marks.values().map(|(mark, _)| *mark);
         marks.find(|mark| {
             mark.what.is_cancellation()

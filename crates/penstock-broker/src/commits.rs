@@ -16,6 +16,7 @@ use crate::{Broker, CloseReason, ConnId};
 
 mod apply;
 mod check;
+mod grow;
 
 pub(crate) use apply::own_key;
 
@@ -48,6 +49,8 @@ pub(crate) struct Checking {
     is_alone: bool,
     /// Job that another step takes the place of.
     replaced: Option<ReplacedJob>,
+    /// Members that the transaction adds to a group, by the ids that it gives them, and whether each was supplied.
+    added: SeededMap<MessageId, bool>,
 }
 
 /// A job that a transaction replaces.

@@ -374,6 +374,10 @@ pub const PLANTS: &[Plant] = &[
         "no job of a cancelled workflow spawns others",
     ),
     plant(
+        "grow-without-count",
+        "a group waits for the members that its running members add",
+    ),
+    plant(
         "forget-failures",
         "a group counts each failed member against the failures it tolerates",
     ),

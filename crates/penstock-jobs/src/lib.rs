@@ -109,6 +109,12 @@ pub enum Outcome {
     Returned,
 }
 
+/// Splits steps into the operations that add members to the job's group, which come before its end, and the others.
+fn growth_and_rest(steps: Vec<Op>) -> (Vec<Op>, Vec<Op>) {
+    let grows = |op: &Op| matches!(op, Op::Grow { .. });
+    steps.into_iter().partition(grows)
+}
+
 /// Returns the transaction that settles a delivery. Values are stored only for jobs that keep results.
 pub fn settle(delivery: &DeliveryHead, outcome: Outcome) -> Tx {
     let lease = delivery.lease;
@@ -122,7 +128,8 @@ pub fn settle(delivery: &DeliveryHead, outcome: Outcome) -> Tx {
             .into()
         }
         Outcome::Replaced { steps, cost_us } => {
-            let mut ops = vec![Op::Replace { lease, cost_us }];
+            let (mut ops, steps) = growth_and_rest(steps);
+            ops.push(Op::Replace { lease, cost_us });
             ops.extend(steps);
             ops.into()
         }
@@ -131,7 +138,8 @@ pub fn settle(delivery: &DeliveryHead, outcome: Outcome) -> Tx {
             steps,
             cost_us,
         } => {
-            let mut ops = vec![Op::Ack { lease, cost_us }];
+            let (mut ops, steps) = growth_and_rest(steps);
+            ops.push(Op::Ack { lease, cost_us });
             ops.extend(put_result(delivery, value));
             ops.extend(steps);
             ops.into()
@@ -387,6 +395,7 @@ mod tests {
                 Op::Release { lease, reason } if *lease == delivery.lease => format!("release {reason:?}"),
                 Op::Replace { lease, cost_us } if *lease == delivery.lease => format!("replace {cost_us} us"),
                 Op::Pause { queue } => format!("pause {queue}"),
+                Op::Grow { .. } => "grow".to_owned(),
                 other => panic!("a settlement has no such operation: {other:?}"),
             })
             .collect();
@@ -424,10 +433,18 @@ mod tests {
             },
             "ack 9 us",
         );
+        // A new member of the job's group comes before the end of the job, which may complete the group.
         let steps = || {
-            vec![Op::Pause {
-                queue: "any".to_owned(),
-            }]
+            vec![
+                Op::Pause {
+                    queue: "any".to_owned(),
+                },
+                Op::Grow {
+                    job: MessageId([7; 16]),
+                    member: MessageId([8; 16]),
+                    outer: false,
+                },
+            ]
         };
         check(
             true,
@@ -435,7 +452,7 @@ mod tests {
                 steps: steps(),
                 cost_us: 9,
             },
-            "replace 9 us; pause any",
+            "grow; replace 9 us; pause any",
         );
         check(
             true,
@@ -444,7 +461,7 @@ mod tests {
                 steps: steps(),
                 cost_us: 9,
             },
-            r#"ack 9 us; put Succeeded b"v" for 1000 ms in mail.send; pause any"#,
+            r#"grow; ack 9 us; put Succeeded b"v" for 1000 ms in mail.send; pause any"#,
         );
         check(
             true,

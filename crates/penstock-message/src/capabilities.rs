@@ -536,7 +536,7 @@ impl Features {
                 .iter()
                 .fold(self, |needs, (_, message)| needs.of_message(message))
                 .with(Feature::Joins),
-            Op::Join { .. } | Op::Seal { .. } => self.with(Feature::Joins),
+            Op::Join { .. } | Op::Seal { .. } | Op::Grow { .. } => self.with(Feature::Joins),
             Op::Open(_) | Op::Replace { .. } => self.with(Feature::Workflows),
             Op::Schedule { .. } | Op::Unschedule { .. } => self.with(Feature::Schedules),
             Op::Cancel { running, .. } => self

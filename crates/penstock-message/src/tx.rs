@@ -35,6 +35,21 @@ pub enum Op {
         lease: Lease,
         cost_us: u64,
     },
+    /// Adds a member to the group of a job that this transaction settles, by [`Op::Ack`] or [`Op::Replace`]. Such
+    /// operations come before all others, and all of them are for the same job.
+    ///
+    /// Exactly one later operation supplies the member, under an id that is drawn for it as for any job. It is a message
+    /// with this id, published or held, or a [`Hold`] with [`place_of_heir`] among its places. The broker gives it the
+    /// next index of the group, and the id that follows from the index. If the group can no longer be joined, because
+    /// it or its workflow is over, the operations that supply the member are skipped, and all others are applied.
+    Grow {
+        /// Member of the group that runs; a job that was published to one queue.
+        job: MessageId,
+        member: MessageId,
+        /// Whether the job is the only member of a join that wraps it, and the group is the join in which that one has
+        /// its only place.
+        outer: bool,
+    },
     /// Hands the delivery back. A guard, like `Ack`.
     Release {
         lease: Lease,

@@ -15,6 +15,7 @@ use penstock_message::{
 
 mod cancels;
 mod claims;
+mod growth;
 mod item;
 mod known;
 mod leases;
@@ -58,6 +59,9 @@ pub struct Model {
     by_place: BTreeMap<(JoinId, u32), JoinId>,
     /// Job whose place the current transaction assigns to another step.
     replaced: Option<Replaced>,
+    /// Places of the members that the current transaction adds to a group, by the ids that it gives them; `None`: they
+    /// come too late.
+    grown: BTreeMap<MessageId, Option<Member>>,
     /// Workflows that were opened.
     pub workflows: BTreeSet<MessageId>,
     /// Deadlines of workflows that have not passed, as far as anybody has seen.
@@ -189,6 +193,7 @@ impl Model {
                 }
                 let is_outcome = tx.ops.iter().any(Op::is_settlement);
                 self.replaced = None;
+                self.grown.clear();
                 let mut comes_too_late = false;
                 for (index, op) in tx.ops.iter().enumerate() {
                     let skipped = applied.skipped.contains(&(index as u32));
@@ -206,6 +211,30 @@ impl Model {
                                     "operation {index} brings a job to a workflow that was cancelled: {op:?}"
                                 ))?;
                             }
+                        }
+                        Op::Grow { job, member, outer } => {
+                            self.grow(*job, *member, *outer, tx, &applied.skipped)?;
+                        }
+                        // Its group is over, or nobody can say.
+                        Op::Publish { .. } | Op::Hold(_)
+                            if skipped && self.grown.values().any(Option::is_none) => {}
+                        Op::Publish {
+                            queues,
+                            message,
+                            due,
+                            unless_key,
+                        } if self.grown.contains_key(&message.id) => {
+                            let op = Op::Publish {
+                                queues: queues.clone(),
+                                message: self.as_member(message),
+                                due: *due,
+                                unless_key: unless_key.clone(),
+                            };
+                            let told = Told {
+                                skipped,
+                                owner: None,
+                            };
+                            self.apply(number, session, &op, told, is_outcome)?;
                         }
                         Op::Cancel {
                             target: Target::Job(id),
@@ -502,6 +531,10 @@ impl Model {
                     let heir = then.iter_mut().find(|then| Some(**then) == place);
                     heir.into_iter().for_each(|heir| *heir = *member);
                 }
+                for place in &mut then {
+                    let id = MessageId::member(place.join, place.index);
+                    *place = self.grown.get(&id).copied().flatten().unwrap_or(*place);
+                }
                 for Member { join: outer, index } in &then {
                     self.by_place.insert((*outer, *index), *join);
                 }
@@ -517,7 +550,8 @@ impl Model {
                 };
                 self.joins.insert(*join, joined);
                 for (queue, message) in messages {
-                    self.publish(number, queue, message, None, State::Held(*join));
+                    let message = self.as_member(message);
+                    self.publish(number, queue, &message, None, State::Held(*join));
                 }
                 if count == 0 {
                     self.end_join(*join, false);
@@ -606,6 +640,7 @@ impl Model {
                 }
             }
             Op::Cancel { .. }
+            | Op::Grow { .. }
             | Op::Replace { .. }
             | Op::RetryFailed { .. }
             | Op::DropFailed { .. }

@@ -197,6 +197,9 @@ impl Author {
                     let spawned = self.spawned(&delivery.message, rng, wall_ms);
                     tx.ops.push(spawned);
                 }
+                if self.habits.trees && rng.one_in(5) {
+                    tx.ops = self.grown(&delivery.message, tx.ops, rng, wall_ms);
+                }
                 if rng.one_in(3) {
                     // A member that reports its end twice counts once.
                     tx.ops.extend(join_of(&delivery.message, true));
@@ -225,6 +228,40 @@ impl Author {
             message.extras = extras.boxed();
         }
         publish
+    }
+
+    /// Adds a member to the group of the job, if it is a member: a job, or a few of them.
+    fn grown(&mut self, by: &Message, settlement: Vec<Op>, rng: &mut Rng, wall_ms: u64) -> Vec<Op> {
+        let Some(extras) = by.extras.as_deref().filter(|it| it.member.is_some()) else {
+            return settlement;
+        };
+        let mut steps = Vec::new();
+        let mut ops = Vec::new();
+        for _ in 0..1 + rng.below(2) {
+            let id = new_id(rng, wall_ms);
+            let place = Place {
+                id,
+                member: [None, place_of_heir(id)][rng.below(2) as usize],
+                takes: place_of_heir(id),
+            };
+            let mut tree = Tree {
+                ops: Vec::new(),
+                workflow: extras.workflow,
+                body: Bytes::new(),
+                left: 1 + rng.below(3),
+            };
+            let depth = rng.below(3);
+            self.step(&mut tree, place, depth, rng, wall_ms);
+            steps.append(&mut tree.ops);
+            ops.push(Op::Grow {
+                job: by.id,
+                member: id,
+                outer: false,
+            });
+        }
+        ops.extend(settlement);
+        ops.append(&mut steps);
+        ops
     }
 
     /// Draws the steps that replace a job: another job, a tree that ends with one, or a group.

@@ -360,7 +360,7 @@ pub struct Tx {
 pub struct Op {
     #[prost(
         oneof = "op::Op",
-        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 19, 20, 22, 23"
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 22, 23"
     )]
     pub op: ::core::option::Option<op::Op>,
 }
@@ -402,6 +402,8 @@ pub mod op {
         RetryFailed(super::RetryFailed),
         #[prost(message, tag = "17")]
         DropFailed(super::Target),
+        #[prost(message, tag = "18")]
+        Grow(super::Grow),
         #[prost(message, tag = "19")]
         Seal(super::Seal),
         #[prost(message, tag = "20")]
@@ -1310,6 +1312,18 @@ pub struct Seal {
     pub join: ::prost::bytes::Bytes,
     #[prost(uint32, tag = "2")]
     pub count: u32,
+}
+/// Adds a member to the group of a job that this transaction settles. Comes before all other operations.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Grow {
+    #[prost(bytes = "bytes", tag = "1")]
+    pub job: ::prost::bytes::Bytes,
+    /// id by which a later operation supplies the member; the broker replaces it
+    #[prost(bytes = "bytes", tag = "2")]
+    pub member: ::prost::bytes::Bytes,
+    /// the job's join wraps it, and the group is the join in which that one has its place
+    #[prost(bool, tag = "3")]
+    pub outer: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Join {
@@ -3007,6 +3021,7 @@ pub(crate) mod shapes {
         (15, EntryField::One(&FAIL)),
         (16, EntryField::One(&RETRY_FAILED)),
         (17, EntryField::One(&TARGET)),
+        (18, EntryField::One(&GROW)),
         (19, EntryField::One(&SEAL)),
         (20, EntryField::One(&OPEN)),
         (22, EntryField::One(&SCHEDULE)),
@@ -3045,6 +3060,7 @@ pub(crate) mod shapes {
         (4, EntryField::One(&DUE)),
     ]);
     pub(crate) const SEAL: EntryShape = EntryShape::new(&[]);
+    pub(crate) const GROW: EntryShape = EntryShape::new(&[]);
     pub(crate) const TARGET: EntryShape = EntryShape::new(&[
         (2, EntryField::One(&FILTER)),
     ]);

@@ -368,6 +368,11 @@ fn any_op() -> impl Strategy<Value = Op> {
                 }
             ),
         (any_id(), any::<u32>()).prop_map(|(join, count)| Op::Seal { join, count }),
+        (any_id(), any_id(), any::<bool>()).prop_map(|(job, member, outer)| Op::Grow {
+            job,
+            member,
+            outer
+        }),
         (any_id(), any::<u32>(), any::<bool>()).prop_map(|(join, index, succeeded)| Op::Join {
             join,
             index,

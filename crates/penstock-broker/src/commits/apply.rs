@@ -41,11 +41,18 @@ impl Broker {
         // A plain settlement has an end and a result.
         let brings_jobs = ops.len() > 2 || matches!(&ops[..], [_, Op::Publish { .. }]);
         let mut is_cancelled = false;
+        let mut grown = self.grow(&ops);
         // Workflow of the job that the transaction settles.
         let mut of_settled = None;
         let mut replaced: Option<LeftBehind> = None;
         // By reference: an operation is large, and most of it stays in place.
         for (index, op) in ops.iter_mut().enumerate() {
+            if let Some(grown) = &mut grown
+                && !grown.supply(op)
+            {
+                applied.skipped.push(index as u32);
+                continue;
+            }
             match op {
                 Op::Ack { lease, cost_us } => {
                     let slot = next_lease();
@@ -81,6 +88,7 @@ impl Broker {
                 {
                     applied.skipped.push(index as u32);
                 }
+                Op::Grow { .. } => {}
                 Op::Release { reason, .. } => match reason {
                     ReleaseReason::Returned => self.return_message(next_lease()),
                     ReleaseReason::Crashed(reason) => {
@@ -521,7 +529,7 @@ impl Broker {
 
     /// Whether the job's workflow was cancelled and the job with it. A job that a person has retried is exempt, and so
     /// are errbacks, which run anyway.
-    fn is_of_cancelled_workflow(&self, slot: u32) -> bool {
+    pub(super) fn is_of_cancelled_workflow(&self, slot: u32) -> bool {
         let messages = &self.state.messages;
         let workflow = self.state.workflow_of(slot);
         workflow.is_some_and(|id| self.state.workflows.is_cancelled(&id))

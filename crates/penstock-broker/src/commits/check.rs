@@ -8,6 +8,7 @@ use penstock_message::{
     ScheduleStep, SeededMap, SeededSet, SeededState, Target, Unsealed, Until, place_of_heir,
 };
 
+use super::grow::check_added;
 use super::{Checked, Checking, ReplacedJob, Unchecked, exact_bytes};
 use crate::Broker;
 use crate::connections::NAME_CAP_BYTES;
@@ -25,6 +26,7 @@ impl Checking {
         Self {
             new_ids: SeededSet::with_hasher(hashing),
             new_joins: SeededMap::with_hasher(hashing),
+            added: SeededMap::with_hasher(hashing),
             ..Self::default()
         }
     }
@@ -32,6 +34,7 @@ impl Checking {
     #[cfg(test)]
     pub(crate) fn hashing(&self) -> SeededState {
         assert_eq!(self.new_ids.hasher(), self.new_joins.hasher());
+        assert_eq!(self.new_ids.hasher(), self.added.hasher());
         *self.new_ids.hasher()
     }
 
@@ -42,6 +45,7 @@ impl Checking {
         self.arrivals.clear();
         self.has_unsealed = false;
         self.replaced = None;
+        self.added.clear();
     }
 
     /// Whether the message takes the place of the replaced job.
@@ -84,16 +88,21 @@ impl Broker {
                 _ => false,
             });
         let fits = self.check_size(&ops).map_err(|op| (op, Refusal::DiskFull));
-        let checked = fits.and_then(|()| {
-            ops.iter().enumerate().try_for_each(|(index, op)| {
-                let checked = self.check_op(session, op, &mut checking);
-                checked.map_err(|why| (index as u32, why))
-            })
+        let grown = fits.and_then(|()| self.check_growth(&ops, &mut checking));
+        let checked = grown.and_then(|grows| {
+            ops.iter()
+                .enumerate()
+                .skip(grows)
+                .try_for_each(|(index, op)| {
+                    let checked = self.check_op(session, op, &mut checking);
+                    checked.map_err(|why| (index as u32, why))
+                })
         });
         let checked = checked.and_then(|()| match &checking.replaced {
             Some(replaced) => check_replaced(replaced, &checking).map_err(|why| (0, why)),
             None => Ok(()),
         });
+        let checked = checked.and_then(|()| check_added(&checking).map_err(|why| (0, why)));
         let mut leased = std::mem::take(&mut self.spare_leased);
         leased.clear();
         leased.append(&mut checking.leased);
@@ -199,6 +208,14 @@ impl Broker {
                     check_is_new_here(message, checking)?;
                     return checking.find_heir(message);
                 }
+                if checking.is_added(message) {
+                    if queues.len() > 1 || unless_key.is_some() {
+                        let why = "a message that joins a group must have one queue and no key";
+                        return Err(Refusal::Invalid(why.to_owned()));
+                    }
+                    check_is_new_here(message, checking)?;
+                    return checking.find_added(message);
+                }
                 if let Some(member) = message.extras.as_ref().and_then(|extras| extras.member) {
                     if queues.len() > 1 {
                         let why = "a member of a join can be published to only one queue";
@@ -289,11 +306,11 @@ impl Broker {
                 }
                 check_expects(expects, *count)?;
                 for place in then {
-                    match &mut checking.replaced {
-                        Some(replaced) if place_of_heir(replaced.job) == Some(*place) => {
-                            replaced.take_place()?;
-                        }
-                        _ => self.check_member(*place, checking)?,
+                    let is_heirs = |it: &&mut ReplacedJob| place_of_heir(it.job) == Some(*place);
+                    if let Some(replaced) = checking.replaced.as_mut().filter(is_heirs) {
+                        replaced.take_place()?;
+                    } else if !checking.find_added_place(*place)? {
+                        self.check_member(*place, checking)?;
                     }
                 }
                 let highest = if unsealed.is_some() { JOIN_CAP } else { *count };
@@ -307,6 +324,13 @@ impl Broker {
                             return Err(Refusal::AlreadyExists);
                         }
                         checking.find_heir(message)?;
+                        continue;
+                    }
+                    if checking.is_added(message) {
+                        if !checking.new_ids.insert(message.id) {
+                            return Err(Refusal::AlreadyExists);
+                        }
+                        checking.find_added(message)?;
                         continue;
                     }
                     if let Some(member) = message.extras.as_ref().and_then(|extras| extras.member) {
@@ -339,6 +363,9 @@ impl Broker {
                 }
             }
             Op::Seal { join, count } => self.check_seal(join, *count),
+            Op::Grow { .. } => Err(Refusal::Invalid(
+                "operations that add to a group must come before all others".to_owned(),
+            )),
             Op::Join { join, index, .. } => match self.state.joins.find(join) {
                 Some(slot) if *index >= self.state.joins[slot].count => {
                     let count = self.state.joins[slot].count;

@@ -68,10 +68,13 @@ impl BrokerState {
         );
     }
 
-    /// Counts members added to an unsealed join.
+    /// Counts members added to a join.
     pub(crate) fn grow_join(&mut self, slot: u32, by: u32) {
-        if let Some(growth) = &mut self.joins[slot].growth {
-            growth.members += by;
+        let join = &mut self.joins[slot];
+        match &mut join.growth {
+            Some(growth) => growth.members += by,
+            None if planted!("grow-without-count") => {}
+            None => join.count += by,
         }
     }
 

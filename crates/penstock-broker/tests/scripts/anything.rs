@@ -76,6 +76,14 @@ fn newer_line() -> impl Strategy<Value = String> {
                 format!("publish g/{index} member=g/:{index} workflow=g/")
             }),
             2 => (0..3_u32).prop_map(|index| format!("ack g/{index}")),
+            2 => (0..3_u32).prop_map(|index| {
+                format!("grow g/{index} member=x; ack g/{index}; publish x workflow=g/")
+            }),
+            1 => Just(format!(
+                "grow {message} member=y; ack {message}; hold c/ count=1 messages=y inputs=one; \
+                 publish c/0 member=c/:0"
+            )),
+            1 => Just("hold g/ count=2 result=90000 messages=h5 inputs=list".to_owned()),
             2 => (0..4_u32).prop_map(|count| format!("seal g/ count={count}")),
             1 => Just("cancel all workflow=g/ ask".to_owned()),
         ]

@@ -10,6 +10,7 @@ mod errbacks;
 mod failed_jobs;
 mod golden;
 mod growing;
+mod grown;
 mod keys;
 mod leases;
 mod limits;

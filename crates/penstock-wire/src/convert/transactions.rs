@@ -179,6 +179,11 @@ impl From<Op> for proto::Op {
                 join: id_bytes(join),
                 count,
             }),
+            Op::Grow { job, member, outer } => Wire::Grow(proto::Grow {
+                job: id_bytes(job),
+                member: id_bytes(member),
+                outer,
+            }),
             Op::Purge { queue } => Wire::Purge(queue),
             Op::Pause { queue } => Wire::Pause(queue),
             Op::Resume { queue } => Wire::Resume(queue),
@@ -300,6 +305,11 @@ impl TryFrom<proto::Op> for Op {
             Wire::Seal(seal) => Self::Seal {
                 join: message_id(&seal.join)?,
                 count: seal.count,
+            },
+            Wire::Grow(grow) => Self::Grow {
+                job: message_id(&grow.job)?,
+                member: message_id(&grow.member)?,
+                outer: grow.outer,
             },
             Wire::Purge(queue) => Self::Purge { queue },
             Wire::Pause(queue) => Self::Pause { queue },

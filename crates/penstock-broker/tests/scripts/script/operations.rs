@@ -221,6 +221,9 @@ impl ScriptWorld {
                             let job = self.lease(job).message;
                             place_of_heir(job).expect("the id of a job")
                         }))
+                        .chain(options.text("then-of").map(|member| {
+                            place_of_heir(message_id(member)).expect("the id of a job")
+                        }))
                         .collect(),
                     result_ttl_ms: options.number("result"),
                     unsealed: options.text("unsealed").map(|workflow| Unsealed {
@@ -240,6 +243,11 @@ impl ScriptWorld {
             "seal" => Op::Seal {
                 join: join_id(name),
                 count: options.number("count").expect("a seal names its count") as u32,
+            },
+            "grow" => Op::Grow {
+                job: self.lease(name).message,
+                member: message_id(options.text("member").expect("a growth names its member")),
+                outer: options.has("outer"),
             },
             "join" => Op::Join {
                 join: join_id(name),

@@ -240,7 +240,8 @@ pub(super) fn describe_receipt(receipt: &Receipt) -> String {
         Receipt::Applied(applied) => {
             let mut said = Vec::new();
             if !applied.skipped.is_empty() {
-                said.push(format!("skipped{:?}", applied.skipped));
+                let skipped: Vec<String> = applied.skipped.iter().map(u32::to_string).collect();
+                said.push(format!("skipped[{}]", skipped.join("+")));
             }
             for (op, owner) in &applied.owners {
                 said.push(format!("{op}:owner-{}", name_of_message(owner)));
