@@ -116,6 +116,9 @@ class Graph:
         job."""
     def derive_ids(self, job_id: bytes, seed: bytes) -> None:
         """Derive all ids from the sending job's id and 32 bytes, so that they are the same each time."""
+    def grow(self, job_id: bytes, outer: bool) -> bytes:
+        """Make the graph a new member of a running job's group, and return the id that stands for it. ``outer``: the
+        job's join is a member of the group."""
     def note(self, key: bytes, ttl_ms: int, once: bool) -> None:
         """Add a note under its own key. ``once``: send the graph only if there is no such note yet."""
     def join(
@@ -139,8 +142,9 @@ class Graph:
         stored under the keys of these places (``join`` with the index + 1 in its last three bytes), or else under its
         own id.
 
-        ``kind``: the two lowest bits of byte 12 of its id, for the composition of its value: 0 a list of its members'
-        values, 1 the only member's value, 2 the members' values by name, 3 an empty list.
+        ``kind``: the three lowest bits of byte 12 of its id. Two are for the composition of its value: 0 a list of its
+        members' values, 1 the only member's value, 2 the members' values by name, 3 an empty list. The third bit (4) is
+        set for a group to which its members may add others, and for a join that wraps one of its members.
 
         ``expects``: required outcomes of some members, as (index, ``when`` of a job), by ascending index.
         """

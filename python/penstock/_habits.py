@@ -6,7 +6,7 @@ from inspect import getattr_static
 
 _TASK = {
     "AsyncResult": "use task.job(id)",
-    "add_to_chord": "use current_job().spawn(step)",
+    "add_to_chord": 'use current_job().spawn(step, into="group")',
     "apply": "task(...) calls it directly; in tests, penstock.testing.inline() runs its jobs",
     "apply_async": "use task.options(countdown=...).delay(...)",
     "chunks": "use penstock.chunks(task, calls, n)",

@@ -314,6 +314,33 @@ TASKS = """
     def spawns_a_waiter(name: str) -> str:
         current_job().spawn(wait_for.si(name))
         return name
+
+    @app.task(retries=1, backoff=0.01, jitter=0)
+    def grows(label: str, more: int = 1, kind: str = "again") -> str:
+        job = current_job()
+        for number in range(more):
+            step = {
+                "again": grows.s(f"{label}.{number}", more - 1),
+                "chain": simply_note.s(f"{label} first") | show.s(),
+                "group": group(simply_note.s(label), simply_note.s(label)),
+                "linked": simply_note.s(label).link(note.s("link")),
+                "fails": fail.s(3),
+                "empty": group([]),
+                "quiet": quietly_replaced.s(5),
+            }[kind]
+            assert job.spawn(step, into="group") is None
+        if job.attempt == 1 and kind == "chain":
+            raise OutOfPaper
+        return label
+
+    @app.task
+    def grows_and_is_replaced(label: str) -> Any:
+        current_job().spawn(add.s(3, 4), into="group")
+        return app.replace(add.s(1, 2) | show.s())
+
+    @app.task
+    def grows_wrongly(**options: Any) -> Any:
+        current_job().spawn(add.s(3, 4), **options)
 """
 
 

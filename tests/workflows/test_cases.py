@@ -419,6 +419,72 @@ class TestSpawnedSteps:
         assert workflow.status().jobs.succeeded == 3
 
 
+class TestNewMembers:
+    def test_18_a_member_adds_others_which_add_others(self, shop):
+        workflow = group(shop.grows.s("a", 2), shop.simply_note.s("b")).delay()
+        values = workflow.result(shop.patience_s)
+        assert values[:4] == ["a", "b", "a.0", "a.1"]
+        assert sorted(values[4:]) == ["a.0.0", "a.1.0"]
+        assert list(workflow.results(shop.patience_s)) == values
+        assert workflow.status().jobs.succeeded == 6
+
+    def test_18_the_body_waits_for_a_new_member_and_gets_its_value_last(self, shop):
+        assert shop.run(group(shop.grows.s("c"), shop.add.s(1, 2)) | shop.show.s()) == "['c', 3, 'c.0']"
+        assert shop.run(group(shop.grows.s("q", 1, "quiet")) | shop.show.s()) == "['q', 6]"
+
+    def test_18_a_new_member_may_be_a_chain_or_a_group(self, shop):
+        # The first attempt fails, and adds nothing.
+        assert shop.run(group(shop.grows.s("d", 1, "chain"))) == ["d", "'d first'"]
+        assert shop.notes() == ["d first"]
+        assert shop.run(group(shop.grows.s("e", 1, "group"))) == ["e", ["e", "e"]]
+        assert shop.run(group(shop.grows.s("f", 2, "linked"))) == ["f", "f", "f"]
+        assert shop.run(group(shop.grows.s("g", 1, "empty"))) == ["g"]
+
+    def test_18_a_member_with_callbacks_adds_others(self, shop):
+        linked = shop.grows.s("h").link(shop.note.s("link"))
+        assert shop.run(group(linked)) == ["h", "h.0"]
+        assert shop.run(group(linked, shop.add.s(1, 1)) | shop.show.s()) == "['h', 2, 'h.0']"
+        assert shop.wait_for_notes(2) == ["link: 'h'", "link: 'h'"]
+
+    def test_18_a_member_that_ends_a_chain_or_is_replaced_adds_others(self, shop):
+        assert shop.run(group(shop.add.s(1, 1) | shop.grows.si("i"))) == ["i", "i.0"]
+        assert shop.run(group(shop.grows_and_is_replaced.s("j"))) == ["3", 7]
+
+    def test_18_a_new_member_that_fails_fails_the_group(self, shop):
+        for workflow in group(shop.grows.s("k", 1, "fails")), group(shop.grows.s("k", 1, "fails")) | shop.show.s():
+            with pytest.raises(penstock.GroupError) as caught:
+                shop.run(workflow)
+            assert [failure.task for failure in caught.value.failures] == ["flow_tasks.fail"]
+        workflow = group(shop.grows.s("k", 1, "fails")).delay()
+        first, second = workflow.results(shop.patience_s)
+        assert (first, second.index, second.message) == ("k", 1, "no paper")
+
+    def test_18_a_group_that_tolerates_failures_tolerates_those_of_new_members(self, shop):
+        first, second = shop.run(group([shop.grows.s("l", 1, "fails")], max_failures=1))
+        assert (first, type(second)) == ("l", penstock.Failure)
+
+    @pytest.mark.parametrize("how", ["alone", "first in a chain", "first in a member", "in a graph", "body"])
+    def test_18_a_job_that_is_not_itself_a_member_adds_nothing(self, shop, how):
+        graph = penstock.graph("steps")
+        graph.add("only", shop.grows.s("m"))
+        step = {
+            "alone": shop.grows.s("m"),
+            "first in a chain": shop.grows.s("m") | shop.show.s(),
+            "first in a member": group(shop.grows.s("m") | shop.show.s()),
+            "in a graph": graph,
+            "body": group(shop.add.s(1, 1)) | shop.grows.si("m"),
+        }[how]
+        workflow = step.delay()
+        with pytest.raises((RuntimeError, penstock.GroupError), match="itself a member of a group"):
+            workflow.result(shop.patience_s)
+
+    def test_18_only_a_group_can_be_joined_and_not_at_once(self, shop):
+        with pytest.raises(ValueError, match="into must be \"group\", not 'chain'"):
+            shop.run(shop.grows_wrongly.s(into="chain"))
+        with pytest.raises(ValueError, match="now=True does not fit"):
+            shop.run(shop.grows_wrongly.s(into="group", now=True))
+
+
 class TestFailures:
     def test_8_a_member_with_attempts_left_has_not_arrived(self, shop):
         assert shop.run(group(shop.stumble.s(5), shop.add.s(1, 1)) | shop.total.s()) == 7

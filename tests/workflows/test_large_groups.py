@@ -251,3 +251,10 @@ def test_a_later_step_reads_20_mb_of_results_in_a_few(real):
     real.project.worker("flow_tasks:app", "-c", "1", "-Q", "readers")
     few, many = (real.run(group(real.page.s(number) for number in range(count)) | read) for count in (10, 20_000))
     assert many - few < 10
+
+
+def test_its_members_add_others_only_if_it_was_sent_at_once(shop):
+    calls = [*(shop.add.s(i, i) for i in range(LARGE)), shop.grows.s("a")]
+    with pytest.raises(GroupError, match="must have been sent at once"):
+        group(calls).delay().result(shop.patience_s)
+    assert group(calls).delay(atomic=True).result(shop.patience_s)[LARGE:] == ["a", "a.0"]

@@ -4,7 +4,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, TryLockError};
 
 use bytes::Bytes;
-use penstock_message::{Failure, InputShape, InputValue, InputValues, Retries, ValueStatus};
+use penstock_message::{
+    Failure, InputShape, InputValue, InputValues, MessageId, Retries, ValueStatus,
+};
 use penstock_worker::{
     Ended, FailureView, JobView, Kind, Link, Order, Pulled, Slot, Window, end_with_parent,
     limit_arenas, offer_to_kernel,
@@ -14,6 +16,7 @@ use pyo3::prelude::*;
 use pyo3::pybacked::{PyBackedBytes, PyBackedStr};
 use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 
+use crate::ids;
 use crate::loan::Loan;
 use crate::options::retries_to_python;
 use crate::progress::{Number, encode};
@@ -144,10 +147,10 @@ pub(crate) fn extras_to_python<'py, 'a>(
     headers: impl ExactSizeIterator<Item = (&'a str, &'a [u8])>,
     limits: (Option<u64>, Option<u64>),
     inputs: Option<(InputShape, Bytes)>,
-    workflow: (Option<[u8; 16]>, Option<u64>),
+    workflow: (Option<[u8; 16]>, Option<u64>, Option<MessageId>),
 ) -> PyResult<Option<Bound<'py, PyTuple>>> {
     let has_limits = limits != (None, None);
-    let (workflow, deadline_ms) = workflow;
+    let (workflow, deadline_ms, member) = workflow;
     let is_step = inputs.is_some() || workflow.is_some();
     if retried == (0, 0) && retries.is_none() && headers.len() == 0 && !has_limits && !is_step {
         return Ok(None);
@@ -163,7 +166,12 @@ pub(crate) fn extras_to_python<'py, 'a>(
         Some((shape, bytes)) => Some((shape as u8, given(py, &bytes)?)),
     };
     let workflow = workflow.map(|id| PyBytes::new(py, &id));
-    let step = (inputs, workflow, deadline_ms);
+    let step = (
+        inputs,
+        workflow,
+        deadline_ms,
+        member.and_then(ids::grows_outside),
+    );
     (generation, attempts_before, retries, named, limits, step)
         .into_pyobject(py)
         .map(Some)
@@ -185,7 +193,11 @@ fn extras<'py>(py: Python<'py>, job: &JobView<'_>) -> PyResult<Option<Bound<'py,
         headers,
         limits,
         inputs,
-        (job.workflow, job.deadline_ms),
+        (
+            job.workflow,
+            job.deadline_ms,
+            job.is_member.then_some(MessageId(job.id)),
+        ),
     )
 }
 

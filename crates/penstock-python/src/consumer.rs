@@ -289,7 +289,11 @@ fn job_to_python<'py>(py: Python<'py>, delivery: &Delivery) -> PyResult<Bound<'p
                 .inputs
                 .filter(|_| !delivery.inputs.is_empty())
                 .map(|inputs| (inputs.shape, delivery.inputs.clone())),
-            (extras.workflow.map(|id| id.0), delivery.deadline),
+            (
+                extras.workflow.map(|id| id.0),
+                delivery.deadline,
+                extras.member.map(|_| message.id),
+            ),
         )?,
     )
         .into_pyobject(py)

@@ -45,6 +45,7 @@ struct Parts {
     publishes: Vec<Op>,
     values: Vec<Op>,
     seal: Option<Op>,
+    grow: Option<Op>,
     durability: Option<Durability>,
     open: Option<Open>,
     /// Number of jobs, one after another, that these replace.
@@ -286,6 +287,21 @@ impl Graph {
         Ok(())
     }
 
+    /// Make the graph a new member of a running job's group, and return the id that stands for it. `outer`: the job's join
+    /// is a member of the group.
+    fn grow<'py>(
+        &self,
+        py: Python<'py>,
+        job_id: &[u8],
+        outer: bool,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let job = job(job_id)?;
+        let mut parts = self.parts.lock().unwrap();
+        let member = parts.draw_id()?;
+        parts.grow = Some(Op::Grow { job, member, outer });
+        Ok(PyBytes::new(py, &member.0))
+    }
+
     /// Seal a join: it has `count` members, and no more follow.
     fn seal(&self, join: &[u8], count: u32) -> PyResult<()> {
         let join = job(join)?;
@@ -322,6 +338,7 @@ impl Graph {
             mut publishes,
             values,
             seal,
+            grow,
             durability,
             open,
             sent,
@@ -352,7 +369,7 @@ impl Graph {
         });
         let holds = holds.into_iter().map(Op::Hold);
         let jobs = open.into_iter().chain(holds).chain(publishes);
-        let jobs = sent.into_iter().chain(jobs);
+        let jobs = grow.into_iter().chain(sent).chain(jobs);
         let ops = jobs.chain(values).chain(seal).collect();
         (Tx { ops }, durability.unwrap_or_default())
     }

@@ -68,10 +68,17 @@ impl Derived {
     }
 }
 
-/// Position and mask of two bits of a join's id, in the last byte that is not the member index. They give the form of
-/// the join's value: a list of its members' values (0), the value of the only member (1), a dict by name (2), or an
-/// empty list (3). A reader of a value knows nothing else about its join.
-const KIND: (usize, u8) = (12, 3);
+/// Position and mask of three bits of a join's id, in the last byte that is not the member index. Two of them give the
+/// form of the join's value: a list of its members' values (0), the value of the only member (1), a dict by name (2), or
+/// an empty list (3). A reader of a value knows nothing else about its join.
+const KIND: (usize, u8) = (12, 7);
+
+/// Bits of the form, and the form of a join whose value is that of its only member.
+const FORM: u8 = 3;
+const WRAPS: u8 = 1;
+
+/// Set for a group to which its members may add others, and for a join that wraps one of its members.
+const MAY_GROW: u8 = 4;
 
 /// Turns an id drawn for a job into the id of a join.
 pub(crate) fn join(drawn: MessageId, kind: u8) -> MessageId {
@@ -79,6 +86,12 @@ pub(crate) fn join(drawn: MessageId, kind: u8) -> MessageId {
     let (byte, bits) = KIND;
     join.0[byte] = join.0[byte] & !bits | kind & bits;
     join
+}
+
+/// Returns whether the group of a member is the join around its own; `None` if its members can't add others.
+pub(crate) fn grows_outside(member: MessageId) -> Option<bool> {
+    let kind = member.0[KIND.0];
+    (kind & MAY_GROW != 0).then_some(kind & FORM == WRAPS)
 }
 
 /// Draws this many ids, all with the current millisecond.

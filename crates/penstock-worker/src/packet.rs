@@ -5,7 +5,7 @@
 //!     packet    sequence u32, place u16, jobs u16, payload u32, in_file u8, task u16 + bytes, payload
 //!     payload   a job each: id 16, attempt u32, crashes u8, redelivered u8, wants_result u8, extras u8
 //!               (1: it was retried, 2: retries up to a number, 4: after delays, 8: headers, 16: limits, 32: inputs,
-//!               64: a workflow),
+//!               64: a workflow, 128: the id names its place in a join),
 //!               enqueued_at u64, each of the extras that there are: generation u32, attempts_before u32;
 //!               retries u32; delays u8, each u64; headers u16, each two u16 + bytes; timeout u64 and soft timeout u64, in
 //!               ms, 0 for none; shape u8, inputs u32 + bytes; workflow 16 and its deadline u64, 0 for none;
@@ -23,7 +23,9 @@
 //! that, it is in a file whose descriptor comes with the message.
 
 use bytes::Bytes;
-use penstock_message::{Delivery, Extras, Failure, InputShape, Op, Progress, Retries, Tx};
+use penstock_message::{
+    Delivery, Extras, Failure, InputShape, MessageId, Op, Progress, Retries, Tx, place_of_heir,
+};
 use penstock_wire::convert;
 
 /// Size up to which payloads go through the socket itself, whose buffer holds about 200 KB.
@@ -62,7 +64,9 @@ pub fn job_bytes(delivery: &Delivery) -> usize {
     let message = &delivery.message;
     let notes: usize = message.notes.iter().map(|note| 4 + note.len()).sum();
     let extras = message.extras.as_deref();
-    let extras = extras.map_or(0, |extras| extras_bytes(extras, &delivery.inputs));
+    let extras = extras.map_or(0, |extras| {
+        extras_bytes(message.id, extras, &delivery.inputs)
+    });
     16 + 4 + 1 + 1 + 1 + 1 + 8 + extras + 2 + notes + 4 + message.body.len()
 }
 
@@ -73,9 +77,10 @@ const HEADERS: u8 = 8;
 const LIMITS: u8 = 16;
 const INPUTS: u8 = 32;
 const WORKFLOW: u8 = 64;
+const MEMBER: u8 = 128;
 
 /// Returns the flags of the job's extras that a child needs.
-fn extras_flags(extras: &Extras, inputs: &[u8]) -> u8 {
+fn extras_flags(id: MessageId, extras: &Extras, inputs: &[u8]) -> u8 {
     let retried = extras.generation > 0 || extras.attempts_before > 0;
     let retries = match &extras.retries {
         None => 0,
@@ -99,11 +104,13 @@ fn extras_flags(extras: &Extras, inputs: &[u8]) -> u8 {
     } else {
         0
     };
-    retried | retries | headers | limits | inputs | workflow
+    let is_member = extras.member.is_some() && extras.member == place_of_heir(id);
+    let member = if is_member { MEMBER } else { 0 };
+    retried | retries | headers | limits | inputs | workflow | member
 }
 
-fn extras_bytes(extras: &Extras, inputs: &[u8]) -> usize {
-    let flags = extras_flags(extras, inputs);
+fn extras_bytes(id: MessageId, extras: &Extras, inputs: &[u8]) -> usize {
+    let flags = extras_flags(id, extras, inputs);
     let retries = match &extras.retries {
         None => 0,
         Some(Retries::AtMost(_)) => 4,
@@ -121,7 +128,7 @@ fn extras_bytes(extras: &Extras, inputs: &[u8]) -> usize {
 
 fn encode_extras(extras: &Extras, delivery: &Delivery, out: &mut Vec<u8>) {
     let inputs = &delivery.inputs;
-    let flags = extras_flags(extras, inputs);
+    let flags = extras_flags(delivery.message.id, extras, inputs);
     if flags & WAS_RETRIED != 0 {
         out.extend_from_slice(&extras.generation.to_le_bytes());
         out.extend_from_slice(&extras.attempts_before.to_le_bytes());
@@ -170,7 +177,9 @@ pub fn encode_job(delivery: &Delivery, out: &mut Vec<u8>) {
     out.push(delivery.redelivered.into());
     out.push(message.result_ttl_ms.is_some().into());
     let extras = message.extras.as_deref();
-    out.push(extras.map_or(0, |extras| extras_flags(extras, &delivery.inputs)));
+    out.push(extras.map_or(0, |extras| {
+        extras_flags(message.id, extras, &delivery.inputs)
+    }));
     out.extend_from_slice(&message.enqueued_at.to_le_bytes());
     if let Some(extras) = extras {
         encode_extras(extras, delivery, out);
@@ -203,6 +212,8 @@ pub struct JobView<'a> {
     /// Input values of the job, from the join, as `InputValues` reads them, and their shape.
     pub inputs: Option<(InputShape, &'a [u8])>,
     pub workflow: Option<[u8; 16]>,
+    /// Whether its id names its place in a join.
+    pub is_member: bool,
     /// Time at which the workflow is cancelled.
     pub deadline_ms: Option<u64>,
     pub notes: Vec<&'a [u8]>,
@@ -610,6 +621,7 @@ impl<'a> Reader<'a> {
                 true => Some(self.array()?),
                 false => None,
             },
+            is_member: extras & MEMBER != 0,
             deadline_ms: match has_workflow {
                 true => Some(self.u64()?).filter(|ms| *ms > 0),
                 false => None,
@@ -687,7 +699,7 @@ impl<'a> Reader<'a> {
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
-    use penstock_message::{Inputs, Lease, Message, MessageId};
+    use penstock_message::{Inputs, Lease, Message};
 
     use super::*;
 
@@ -741,6 +753,7 @@ mod tests {
                         shape: InputShape::List,
                     }),
                     workflow: Some(MessageId([8; 16])),
+                    member: place_of_heir(MessageId([7; 16])),
                     timeout_ms: Some(5),
                     ..Extras::default()
                 })
@@ -803,6 +816,7 @@ mod tests {
             let given = extras.inputs.map(|extras| (extras.shape, &inputs[..]));
             assert_eq!(view.inputs, given);
             assert_eq!(view.workflow.map(MessageId), extras.workflow);
+            assert_eq!(view.is_member, extras.member.is_some());
             assert_eq!(view.timeout_ms, extras.timeout_ms);
         }
         assert_eq!(reader.job(), Err(Malformed));

@@ -18,7 +18,17 @@ from penstock import _core
 from penstock._durations import due_ms, is_a
 from penstock._flows.describe import checked_name, description, name_of
 from penstock._flows.graph import Graph, order_of
-from penstock._flows.results import EMPTY, LIST, NAMED, WRAPS, MemberIds, encode_names, is_join, names_id
+from penstock._flows.results import (
+    EMPTY,
+    LIST,
+    MAY_GROW,
+    NAMED,
+    WRAPS,
+    MemberIds,
+    encode_names,
+    is_join,
+    names_id,
+)
 from penstock._flows.steps import (
     AT_ONCE,
     FAILED,
@@ -257,8 +267,14 @@ class Plan:
     ) -> Built:
         """Like ``build``, for a plan whose outcome replaces a job. ``depth``: number of replacements so far."""
         # The place that follows from the job's id. The broker takes it to mean the place that the job has, if any.
-        place = job_id[:13] + bytes(3), int.from_bytes(job_id[13:], "big") - 1
-        return self._build(_Builder(self._takes, self._marks, jobs, depth), place, opens)
+        return self._build(_Builder(self._takes, self._marks, jobs, depth), _place_of(job_id), opens)
+
+    def build_as_member(self, jobs: Sequence[tuple[_core.Options, bytes]], job_id: bytes, *, outer: bool) -> Built:
+        """Like ``build``, for a new member of a job's group. ``outer``: the job's join is the group's member."""
+        builder = _Builder(self._takes, self._marks, jobs)
+        member = builder.graph.grow(job_id, outer)
+        # The place that follows from this id. The broker takes it to mean the place that the member gets.
+        return self._build(builder, _place_of(member), False)
 
     def _build(self, builder: _Builder, place: _Place | None, opens: bool) -> Built:
         built = builder.build(self._root, self._loose, place)
@@ -611,6 +627,8 @@ class _Builder:
         self.groups: dict[int, bytes] = {}
         # Joins with a single member, which end as it does. Callbacks of the member may wait for them.
         self._single: set[bytes] = set()
+        # Joins of groups to which their members may add others.
+        self._may_grow: set[bytes] = set()
         # Ids of the steps of each graph.
         self._steps: dict[bytes, list[bytes]] = {}
         # Join of the group whose other members follow later.
@@ -660,7 +678,8 @@ class _Builder:
         if place is None or place[0] not in self._single:
             # A join between the step and the place that it reports to, with the outcome of the step.
             then = () if place is None else (place,)
-            unit = self._join(1, 0, then, None if place is None else self._ttl_ms, kind=WRAPS)
+            kind = WRAPS | (MAY_GROW if place is not None and place[0] in self._may_grow else 0)
+            unit = self._join(1, 0, then, None if place is None else self._ttl_ms, kind=kind)
             outcome = self._add_linked(node, (unit, 0), held, steps)
             return outcome if place is None else _id_of(place)
         return self._add_linked(node, place, held, steps)
@@ -731,7 +750,9 @@ class _Builder:
 
     def _join_of_members(self, group: _Group, then: Sequence[_Place]) -> bytes:
         if not group.is_growing:
-            return self._join(len(group.nodes), group.max_failures, then, self._ttl_ms)
+            join = self._join(len(group.nodes), group.max_failures, then, self._ttl_ms, kind=LIST | MAY_GROW)
+            self._may_grow.add(join)
+            return join
         creator = running_job_id()
         self.growing = self.graph.join(0, group.max_failures, then, self._ttl_ms, grows=True, creator=creator)
         return self.growing
@@ -802,7 +823,7 @@ class _Builder:
         expects: Sequence[tuple[int, int]] = (),
     ) -> bytes:
         join = self.graph.join(count, max_failures, then, ttl_ms, kind=kind, expects=expects)
-        if count == 1 and max_failures == 0 and not expects:
+        if count == 1 and max_failures == 0 and not expects and kind != LIST | MAY_GROW:
             self._single.add(join)
         return join
 
@@ -832,6 +853,10 @@ def _is_hollow(node: _Node) -> bool:
 def _value_of(node: _Node | None) -> Any:
     """Return the value of a node without jobs."""
     return [_value_of(each) for each in node.nodes] if isinstance(node, _Group) else []
+
+
+def _place_of(job_id: bytes) -> _Place:
+    return job_id[:13] + bytes(3), int.from_bytes(job_id[13:], "big") - 1
 
 
 def _id_of(place: _Place) -> bytes:

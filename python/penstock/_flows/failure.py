@@ -115,15 +115,29 @@ def failures_of(causes: Sequence[bytes], join: bytes | None = None) -> Asking[li
     failures: list[Failure] = []
     for job_id, (status, body) in zip(causes, ends, strict=True):
         index = None
-        if join is not None and job_id[:13] == join[:13] and not _is_graph(join):
-            index = int.from_bytes(job_id[13:]) - 1
+        if join is not None and not _is_graph(join):
+            index = _place_in(join, job_id)
         failures.append((yield from failure_of(job_id, index, status, body)))
     return failures
 
 
+def places_of(body: bytes, join: bytes) -> list[int]:
+    """Return the places of the members of the join among the jobs that an upstream failure names."""
+    places = [_place_in(join, job_id) for job_id in _causes(body)]
+    return [place for place in places if place is not None]
+
+
+def _causes(body: bytes) -> list[bytes]:
+    return [body[at : at + 16] for at in range(0, len(body), 16)]
+
+
+def _place_in(join: bytes, job_id: bytes) -> int | None:
+    return int.from_bytes(job_id[13:]) - 1 if job_id[:13] == join[:13] else None
+
+
 def group_error(step_id: bytes, body: bytes) -> Asking[GroupError]:
     """Make the error of a step that can no longer succeed, because of jobs before it or in it."""
-    causes = [body[at : at + 16] for at in range(0, len(body), 16)]
+    causes = _causes(body)
     failures = yield from failures_of(causes, step_id if step_id[13:] == b"\0\0\0" else None)
     step = "job" if step_id[13:] != b"\0\0\0" else "graph" if _is_graph(step_id) else "group"
     error = GroupError(

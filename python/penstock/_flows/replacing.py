@@ -47,7 +47,7 @@ def replacement(app: App, step: Partial[Any, Any]) -> Replacement:
     plan = Plan(check_step("app.replace()", step), atomic=True, wanted=True)
     if plan.has_jobs and plan.app is not app:
         raise ValueError(f"app.replace() takes steps of {app!r}, not of {plan.app!r}")
-    _, _, _, headers, _, (_, workflow, _) = extras or NO_EXTRAS
+    _, _, _, headers, _, (_, workflow, *_) = extras or NO_EXTRAS
     depth = int(headers.get(DEPTH, "0")) + 1
     if depth > _MOST:
         raise RuntimeError(f"this job was replaced {_MOST} times in a row: does each replacement replace itself again?")
@@ -88,6 +88,27 @@ def spawn(step: Partial[Any, Any]) -> Job[Any] | Workflow[Any]:
     return _handle(plan, built)
 
 
+def spawn_into_group(step: Partial[Any, Any]) -> None:
+    """Plan a step to send as a new member of the running job's group, with the outcome of the job if it succeeds."""
+    current = running.get()
+    assert current is not None
+    job_id, _, extras, *_ = current
+    _, workflow, _, outer = (extras or NO_EXTRAS)[5]
+    if outer is None:
+        raise RuntimeError(
+            'spawn(into="group") needs a job that is itself a member of a group, and the group must have been sent at'
+            " once: with more than 10,000 calls, by delay(atomic=True)"
+        )
+    # The group's own outcome may be read: nothing here says whether it is.
+    plan = Plan(check_step("spawn()", step), atomic=True, wanted=True)
+    _check_broker(plan)
+    if not plan.has_jobs:
+        return
+    leaves = _steps_of(job_id)
+    built = _planned(plan, leaves, lambda jobs: plan.build_as_member(jobs, job_id, outer=outer))
+    leaves.steps.append(built.graph.encode(workflow))
+
+
 def spawn_now(step: Partial[Any, Any]) -> Job[Any] | Workflow[Any]:
     """Send a step of the running job, unless an earlier run of the job has sent it."""
     plan = _plan_now(step)
@@ -109,7 +130,7 @@ def _plan_now(step: Partial[Any, Any]) -> Plan:
     current = running.get()
     assert current is not None
     job_id, _, extras, *_ = current
-    _, _, _, headers, _, (_, workflow, _) = extras or NO_EXTRAS
+    _, _, _, headers, _, (_, workflow, *_) = extras or NO_EXTRAS
     leaves = _steps_of(job_id)
     # A replacement has the id of the job that it replaced.
     name = f"{job_id.hex()}/{headers.get(DEPTH, '0')}/{leaves.sent}"

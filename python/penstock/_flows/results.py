@@ -48,6 +48,9 @@ def is_join(job_id: bytes) -> bool:
 # only member's value, the members' values by name, or an empty list.
 LIST, WRAPS, NAMED, EMPTY = range(4)
 
+# Third bit, for a group to which its members may add others, and for a join that wraps one of its members.
+MAY_GROW = 4
+
 
 def kind_of(join: bytes) -> int:
     return join[12] & 3

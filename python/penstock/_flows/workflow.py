@@ -22,6 +22,7 @@ from penstock._flows.failure import (
     Failure,
     failure_of,
     failures_of,
+    places_of,
 )
 from penstock._flows.results import (
     EMPTY,
@@ -514,7 +515,9 @@ class Workflow(Generic[R_co]):
             ((status, body),) = yield [job_id]
         if status == UPSTREAM:
             if isinstance(self._members, MemberIds) and self._members.join == self._id:
-                return self._id, len(self._members), False
+                # Members that were added later and failed are among the causes.
+                added = (place + 1 for place in places_of(body, self._id))
+                return self._id, max(len(self._members), *added, 0), False
             yield from outcome(self._app, job_id, status, body)
         if status == SUCCEEDED:
             raise TypeError(f"workflow {self.id}: its result is one value, not a group's: use result()")

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
 
 from penstock._public import public
 
@@ -49,7 +49,9 @@ class CurrentJob:
     def spawn(self, step: "Signature[R]", *, now: bool = False) -> "Job[R]": ...
     @overload
     def spawn(self, step: "Composed[R]", *, now: bool = False) -> "Workflow[R]": ...
-    def spawn(self, step: "Step[Any]", *, now: bool = False) -> Any:
+    @overload
+    def spawn(self, step: "Step[Any]", *, into: Literal["group"]) -> None: ...
+    def spawn(self, step: "Step[Any]", *, now: bool = False, into: str | None = None) -> Any:
         """Send a step when this job succeeds, in the same transaction as its result.
 
         Only the attempt that succeeds sends its steps: an attempt that fails, is retried or crashes sends nothing. The
@@ -61,11 +63,23 @@ class CurrentJob:
         ``now=True`` sends the step at once, so the job can wait for it, and the step stays sent if the job fails. When
         the job runs again, after a crash or as a retry, its first such call returns the handle of the step that its
         first call sent before, and so on: no step is sent twice. Raises like ``step.delay()``.
+
+        ``into="group"`` makes the step one more member of the group that the job is a member of, again when the job
+        succeeds. The group then ends only after the step, and its result is the next one in the group's list. Returns
+        None. If the group's workflow was cancelled in the meantime, the step is not sent. A step without jobs adds
+        nothing. Raises ``RuntimeError`` if the job is not a member of a group, or if the group was too large to be sent
+        at once: more than 10,000 calls, without ``atomic=True``.
         """
-        from penstock._flows.replacing import spawn, spawn_now
+        from penstock._flows.replacing import spawn, spawn_into_group, spawn_now
 
         self._check_runs()
-        return spawn_now(step) if now else spawn(step)
+        if into is None:
+            return spawn_now(step) if now else spawn(step)
+        if into != "group":
+            raise ValueError(f'into must be "group", not {into!r}')
+        if now:
+            raise ValueError("a step joins the group when the job succeeds, so now=True does not fit")
+        return spawn_into_group(step)
 
     @overload
     async def aspawn(self, step: "Signature[R]") -> "Job[R]": ...
@@ -100,13 +114,13 @@ Extras: TypeAlias = tuple[
     int | tuple[int, ...] | None,
     dict[str, str],
     tuple[int | None, int | None],
-    tuple[tuple[int, Any] | None, bytes | None, int | None],
+    tuple[tuple[int, Any] | None, bytes | None, int | None, bool | None],
 ]
 """Rarely set fields of a job: (generation, attempts in earlier generations, retries of the call, headers, timeout and
 soft timeout in milliseconds, (values of the previous step with their shape, workflow, its deadline in
-milliseconds))."""
+milliseconds, whether its group is the one around its own join, or None if it can add no members))."""
 
-NO_EXTRAS: Extras = (0, 0, None, {}, (None, None), (None, None, None))
+NO_EXTRAS: Extras = (0, 0, None, {}, (None, None), (None, None, None, None))
 
 # Header of a step whose arguments are not only those in its body: "chunk", "errback" or "spread". Users can neither set
 # nor see headers with this prefix.
@@ -162,7 +176,7 @@ def current_job() -> CurrentJob | None:
     if current is None:
         return None
     job_id, attempt, extras, crashes, redelivered, task, worker = current
-    generation, attempts_before, retries, headers, _, (_, workflow, deadline_ms) = extras or NO_EXTRAS
+    generation, attempts_before, retries, headers, _, (_, workflow, deadline_ms, _) = extras or NO_EXTRAS
     limit = task.retry_policy.limit(retries)
     return CurrentJob(
         id=format_id(job_id),
