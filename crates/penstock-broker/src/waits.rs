@@ -336,6 +336,16 @@ impl BrokerState {
         keys
     }
 
+    /// Returns the keys that any run of a job waits for, even one whose lease was lost: it still holds its slot.
+    pub(crate) fn awaited_in_any_run(&self, id: &MessageId) -> Vec<MessageId> {
+        let waiters = self.waits.waiters.get(id).into_iter().flatten();
+        let mut keys: Vec<MessageId> = waiters
+            .flat_map(|waiter| waiter.keys.iter().copied())
+            .collect();
+        keys.sort_unstable();
+        keys
+    }
+
     /// Finds everything that waits for this job.
     fn dependents(&self, job: MessageId) -> Dependents {
         let mut found = Dependents {
@@ -645,7 +655,7 @@ impl Broker {
 
     /// Refuses a wait of a job that would never end.
     pub(crate) fn end_wait_of(&mut self, waiter: MessageId, why: WaitRefusal) {
-        let Some(key) = self.state.awaited_by(&waiter).first().copied() else {
+        let Some(key) = self.state.awaited_in_any_run(&waiter).first().copied() else {
             return;
         };
         let way = self.state.path_to_end(key);

@@ -3,6 +3,7 @@
 //! Such a worker reports that for its consumer, which then takes nothing. The jobs continue if the jobs that they wait
 //! for already run, or can run elsewhere. Otherwise they would wait forever, so the wait of the deepest one is refused.
 
+use penstock_faults::planted;
 use penstock_message::{MessageId, SeededSet, SeededState, WaitRefusal};
 use rustc_hash::FxHashMap;
 
@@ -31,25 +32,28 @@ impl Broker {
         if self.consumers.next_look.is_none_or(|at| at > now) {
             return;
         }
-        let mut held: Vec<(u32, MessageId)> = Vec::new();
+        let mut held: Vec<(bool, u32, MessageId)> = Vec::new();
         let mut is_any = false;
         for consumer in self.consumers.iter() {
             is_any |= !consumer.held_by.is_empty();
-            let waits = |job: &MessageId| !self.state.awaited_by(job).is_empty();
+            let waits = |job: &MessageId| !self.state.awaited_in_any_run(job).is_empty();
             if consumer.is_held() && consumer.held_by.iter().all(waits) {
                 let jobs = consumer.held_by.iter();
-                held.extend(jobs.map(|job| (self.state.waits.depth_of(job), *job)));
+                held.extend(jobs.map(|job| {
+                    let is_lost = self.state.awaited_by(job).is_empty();
+                    (is_lost, self.state.waits.depth_of(job), *job)
+                }));
             }
         }
         self.consumers.next_look = is_any.then_some(now + PATIENCE_MS);
-        // Takes the youngest of equally deep jobs.
+        // Takes the youngest of equally deep jobs; but first those whose leases were lost, and whose outcomes nobody takes.
         held.sort_unstable();
         let mut takers = FxHashMap::default();
         let stuck = held
             .into_iter()
             .rev()
-            .find(|(_, job)| !self.can_go_on(job, &mut takers));
-        if let Some((_, job)) = stuck {
+            .find(|(.., job)| !self.can_go_on(job, &mut takers));
+        if let Some((.., job)) = stuck.filter(|_| !planted!("leave-stalled-workers")) {
             self.end_wait_of(job, WaitRefusal::NoSlotLeft);
         }
     }
@@ -58,7 +62,7 @@ impl Broker {
     fn can_go_on(&self, job: &MessageId, takers: &mut FxHashMap<(u32, Name), bool>) -> bool {
         let state = &self.state;
         let mut seen = SeededSet::with_hasher(SeededState::new(self.options.hash_seed));
-        let mut next = state.awaited_by(job);
+        let mut next = state.awaited_in_any_run(job);
         while let Some(id) = next.pop() {
             if !seen.insert(id) {
                 continue;

@@ -372,6 +372,27 @@ fn no_wait_is_refused_for_a_task_that_no_worker_knows() {
     );
 }
 
+/// The lease of the job was lost while it waited, so it waits in the queue as well; but it still holds its slot.
+#[test]
+fn a_job_that_holds_a_slot_after_its_lease_was_lost_is_refused() {
+    check(
+        "
+        a hello                                 -> a welcome 0
+        a publish one                           -> a confirm 1
+        w hello                                 -> w welcome 0
+        w consume default 1                     -> w deliver one
+        c hello                                 -> c welcome 0
+        c publish two                           -> c confirm 1
+        c job one awaits two                    -> c sees two pending
+        w lost                                  ->
+        w hello                                 -> w welcome 0
+        w consume default 0 held=one            ->
+        wait 1000                               -> c refused two NoSlotLeft one two
+        w consume default 9 held=-              -> w deliver two one!
+        ",
+    );
+}
+
 #[test]
 fn jobs_that_hold_all_slots_behind_a_group_are_found() {
     check(
