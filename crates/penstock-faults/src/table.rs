@@ -374,6 +374,10 @@ pub const PLANTS: &[Plant] = &[
         "no job of a cancelled workflow spawns others",
     ),
     plant(
+        "leave-stalled-workers",
+        "no run ends with jobs that wait for each other's slots",
+    ),
+    plant(
         "grow-without-count",
         "a group waits for the members that its running members add",
     ),

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use bytes::{Bytes, BytesMut};
 use penstock_driver::encoded::Encoded;
 use penstock_driver::session::{DriverSession, SessionConfig};
-use penstock_driver::{DeliverySink, DriverError, ValueSink};
+use penstock_driver::{DeliverySink, DriverError, ValueSink, WatchId};
 use penstock_jobs::{DeliveryHead, Outcome, blame, lost, runs_alone, settle};
 use penstock_journal::sim::Rng;
 use penstock_message::{
@@ -25,6 +25,10 @@ use penstock_wire::{Decoder, MAX_FRAME_BYTES, Versions};
 use penstock_worker::inbox::{Inbox, News};
 use penstock_worker::job_bytes;
 use penstock_worker::policy::{Credit, PacketEnd, Policy, TaskIndex};
+
+mod parking;
+
+use parking::{Ended, Wait};
 
 use crate::client::{Client, Stage};
 use crate::model::Time;
@@ -102,7 +106,8 @@ impl Process {
             broker: "the simulated broker".to_string(),
             hash_seed: 0,
         };
-        let worker = Worker::new(slots, habits.queues.clone(), habits.delays);
+        let mut worker = Worker::new(slots, habits.queues.clone(), habits.delays);
+        worker.limit_parked(id, habits.short_of_slots);
         Self {
             is_dead: false,
             is_connected: false,
@@ -320,6 +325,8 @@ struct Worker {
     inbox: Arc<Inbox>,
     pools: Vec<Pool>,
     settled: Vec<(Lease, Tx)>,
+    /// Jobs whose waits are over.
+    ended: Ended,
     looks_at_ms: u64,
     /// Whether some jobs take long.
     may_be_slow: bool,
@@ -343,6 +350,14 @@ struct Pool {
     packets: BTreeMap<u64, Packet>,
     last_packet: u64,
     children: Vec<Option<Running>>,
+    /// Jobs that wait for others and have lent their slots, by packet.
+    parked: BTreeMap<u64, Running>,
+    /// Whether most jobs wait.
+    waits_often: bool,
+    /// Jobs that hold all slots, as the broker was told.
+    told_held: Vec<MessageId>,
+    /// Watches of waits that were broken off.
+    broken_off: Vec<WatchId>,
 }
 
 struct Packet {
@@ -369,6 +384,7 @@ struct Running {
     ends_ms: u64,
     cost_ns: u64,
     is_cancelled: bool,
+    wait: Option<Wait>,
 }
 
 impl Worker {
@@ -396,6 +412,7 @@ impl Worker {
             inbox: Arc::new(Inbox::new(SeededState::default(), || ())),
             pools,
             settled: Vec::new(),
+            ended: Ended::default(),
             looks_at_ms: 0,
             may_be_slow,
             is_draining: false,
@@ -411,7 +428,9 @@ impl Worker {
 
     fn running(&self) -> impl Iterator<Item = &Delivery> {
         let children = self.pools.iter().flat_map(|pool| &pool.children);
-        children.flatten().filter_map(|child| child.job.as_ref())
+        let parked = self.pools.iter().flat_map(|pool| pool.parked.values());
+        let running = children.flatten().chain(parked);
+        running.filter_map(|running| running.job.as_ref())
     }
 
     fn begin_draining(&mut self) {
@@ -420,7 +439,8 @@ impl Worker {
 
     fn next_deadline_ms(&self) -> Option<u64> {
         let children = self.pools.iter().flat_map(|pool| &pool.children);
-        let ends = children.flatten().map(|running| running.ends_ms);
+        let ends = children.flatten().filter(|running| running.wait.is_none());
+        let ends = ends.map(|running| running.ends_ms);
         let looks = self.pools.iter().any(|pool| !pool.packets.is_empty());
         ends.chain(looks.then_some(self.looks_at_ms)).min()
     }
@@ -433,6 +453,8 @@ impl Worker {
         time: Time,
     ) {
         self.read_news(time);
+        self.break_off_waits(session);
+        self.hear_ends_of_waits(time);
         self.run_children(author, rng, time);
         if self.looks_at_ms <= time.steady {
             self.look(session, time);
@@ -443,8 +465,12 @@ impl Worker {
                 self.give_back(waiting);
             }
         }
-        // Fast children want more.
-        while self.hand_out(time) {
+        // Fast children want more, and so do lent slots.
+        while self.resume(time)
+            || self.hand_out(time)
+            || self.begin_waits(session)
+            || self.tell_held(session)
+        {
             self.run_children(author, rng, time);
         }
         self.pools.iter().for_each(Pool::assert_nobody_waits);
@@ -454,12 +480,13 @@ impl Worker {
         }
         let slots: usize = self.pools.iter().map(|pool| pool.children.len()).sum();
         let busy: usize = self.pools.iter().map(|pool| pool.policy.busy()).sum();
+        let parked: usize = self.pools.iter().map(|pool| pool.policy.parked()).sum();
         session.report(WorkerReport {
             slots: slots as u32,
             busy: busy as u32,
             state: WorkerState::Serving,
             takes_asks: false,
-            parked: 0,
+            parked: parked as u32,
         });
     }
 
@@ -616,6 +643,10 @@ impl Pool {
             packets: BTreeMap::new(),
             last_packet: 0,
             children: (0..slots).map(|_| None).collect(),
+            parked: BTreeMap::new(),
+            waits_often: false,
+            told_held: Vec::new(),
+            broken_off: Vec::new(),
         }
     }
 
@@ -676,6 +707,7 @@ impl Pool {
             packet.waiting = others.into();
             unbegun.extend(cancelled);
         }
+        self.break_off(|job| !goes_on(job));
         for running in self.children.iter_mut().flatten() {
             if running.job.as_ref().is_some_and(|job| !goes_on(job)) {
                 running.is_cancelled = true;
@@ -698,7 +730,7 @@ impl Pool {
         let time = pace.time;
         loop {
             if let Some(running) = &mut self.children[child] {
-                if running.ends_ms > time.steady {
+                if running.ends_ms > time.steady || running.wait.is_some() {
                     return;
                 }
                 let (number, cost_ns) = (running.packet, running.cost_ns);
@@ -791,6 +823,8 @@ impl Pool {
             4..8 => rng.below(20_000),
             _ => rng.below(100),
         };
+        // Those that share a process with others may die with them, which is complicated enough.
+        let waits = self.shared_by == 1 && !self.is_alone && !pace.hurries && self.waits(&job);
         self.children[child] = Some(Running {
             packet,
             job: Some(job),
@@ -798,6 +832,7 @@ impl Pool {
             ends_ms: pace.time.steady + took_us / 1_000,
             cost_ns: took_us * 1_000,
             is_cancelled: false,
+            wait: waits.then_some(Wait::Wanted),
         });
     }
 
@@ -829,6 +864,7 @@ impl Pool {
             .children
             .iter()
             .flatten()
+            .chain(self.parked.values())
             .map(|running| running.packet)
             .collect();
         let policy = &mut self.policy;

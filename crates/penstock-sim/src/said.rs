@@ -57,11 +57,16 @@ impl Consumer {
             queues,
             tasks,
             add_credit,
+            held_by,
             ..
         } = &self.wish;
+        let held = held_by.as_ref().map(|jobs| format!(", held by {jobs:?}"));
+        let held = held.unwrap_or_default();
         match self.stop {
             true => format!("consumer {consumer} takes no more"),
-            false => format!("consumer {consumer} takes {add_credit} of {queues:?} and {tasks:?}"),
+            false => {
+                format!("consumer {consumer} takes {add_credit} of {queues:?} and {tasks:?}{held}")
+            }
         }
     }
 }

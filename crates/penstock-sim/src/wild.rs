@@ -389,7 +389,7 @@ impl Client for Wild {
             return;
         }
         let mut said = Said::default();
-        if self.credit == 0 || !self.takes_all {
+        if !self.author.habits.short_of_slots && (self.credit == 0 || !self.takes_all) {
             self.takes_all = true;
             self.credit += 16;
             let queues = QUEUES.iter().map(|queue| (*queue).to_string()).collect();

@@ -52,6 +52,8 @@ pub struct Habits {
     pub unique: bool,
     /// Whether it declares and changes schedules.
     pub schedules: bool,
+    /// Whether most jobs wait for others, and few slots can be lent.
+    pub short_of_slots: bool,
 }
 
 impl Habits {
@@ -68,6 +70,7 @@ impl Habits {
             "replaced jobs" => self.replaces = false,
             "unique keys" => self.unique = false,
             "schedules" => self.schedules = false,
+            "few slots" => self.short_of_slots = false,
             _ => {}
         }
     }

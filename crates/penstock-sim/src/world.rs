@@ -54,7 +54,7 @@ pub struct Without {
 pub const FAULT_POINTS: &str = "fault points";
 
 /// Names of parts that a run can omit.
-pub const NAMES: [&str; 23] = [
+pub const NAMES: [&str; 24] = [
     FAULT_POINTS,
     "kills",
     "power cuts",
@@ -78,6 +78,7 @@ pub const NAMES: [&str; 23] = [
     "few failed jobs",
     "unique keys",
     "schedules",
+    "few slots",
 ];
 
 /// Runs one seed. `trace` receives each step, in words for people.
@@ -164,6 +165,11 @@ fn has_schedules(seed: u64) -> bool {
     Rng::new(seed.rotate_left(48)).one_in(4)
 }
 
+/// Draws whether most jobs wait for others in slots that can't be lent, from a separate generator.
+fn is_short_of_slots(seed: u64) -> bool {
+    Rng::new(seed.rotate_left(56)).one_in(12)
+}
+
 /// Plan of a run. Most seeds omit most faults, so that each is tested in depth.
 struct Plan {
     steps: u64,
@@ -235,7 +241,8 @@ impl<'a> World<'a> {
             power_cuts: fault(&mut rng, 11),
             disk_errors: fault(&mut rng, 3),
             disconnects: fault(&mut rng, 10),
-            deaths: fault(&mut rng, 2),
+            // Only workers finish jobs in such a run, so one must be left.
+            deaths: fault(&mut rng, 2) * u64::from(!is_short_of_slots(seed)),
             clock_steps: if rng.one_in(4) { 3 } else { 0 },
             clock_jumps: if rng.one_in(8) { 2 } else { 0 },
             stalls: fault(&mut rng, 3),
@@ -266,6 +273,7 @@ impl<'a> World<'a> {
             unique: claims_keys(seed),
             // Their times across a jump of years are checked against the oracle elsewhere.
             schedules: has_schedules(seed) && plan.clock_jumps == 0,
+            short_of_slots: is_short_of_slots(seed),
         };
         let journal = JournalOptions {
             journal_id: [5; 16],
@@ -337,6 +345,12 @@ impl<'a> World<'a> {
         let all = QUEUES.iter().map(|queue| (*queue).to_string());
         let mut queues: Vec<String> = all.filter(|_| rng.below(3) > 0).collect();
         let is_wild = seat == 0 || rng.bool();
+        // A consumer without slots would always have room for an awaited job.
+        let is_short = self.habits.short_of_slots;
+        let is_wild = is_wild && (seat == 0 || !is_short);
+        if is_short {
+            queues = QUEUES.iter().map(|queue| (*queue).to_string()).collect();
+        }
         if queues.is_empty() {
             queues.push(QUEUES[0].to_string());
         }
@@ -350,7 +364,7 @@ impl<'a> World<'a> {
             queues,
             tasks,
             publishes: seat == 0 || rng.below(3) > 0,
-            consumes: seat == 1 || rng.below(3) > 0,
+            consumes: (seat == 1 || rng.below(3) > 0) && !(is_short && is_wild),
             ..self.habits.clone()
         };
         match is_wild {

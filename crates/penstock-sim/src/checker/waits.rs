@@ -148,11 +148,17 @@ impl Checker {
         let &Key::Result(awaited) = key else {
             return Err(format!("{waiter} was refused to wait for {key:?}"));
         };
-        if *why != WaitRefusal::Cycle {
-            return Err(format!(
-                "{waiter} was told that no slot is left, and client {} has said nothing of its slots",
-                session.0[0]
-            ));
+        if *why == WaitRefusal::NoSlotLeft {
+            let view = self.views.get(&conn);
+            let mut consumers = view.into_iter().flat_map(|view| view.consumers.values());
+            if !consumers.any(|consumer| consumer.may_be_held_by(waiter)) {
+                return Err(format!(
+                    "{waiter} was told that no slot is left, and client {} has not said that it holds one",
+                    session.0[0]
+                ));
+            }
+            self.waits.end(conn, Some(*waiter), key);
+            return Ok(());
         }
         let step = |job| {
             let mut next = self.model.perhaps_waits_for(job);
