@@ -62,6 +62,16 @@ def test_a_group_puts_up_with_as_many_failures_as_it_says() -> None:
     assert evaluate(Group(members, 2, each=(a("0.4"),))).calls["0.4"].jobs == 2
 
 
+def test_calls_that_a_member_adds_come_last_and_only_if_it_succeeds() -> None:
+    one, two, added = pure("0.1", 1, []), pure("0.2", 1, []), pure("0.3", 1, [])
+    assert evaluate(Group((a("0.1"), a("0.2")), added=(a("0.3"),), adder=1)).result == [one, two, added]
+    verdict = evaluate(Group((a("0.1"), failed("0.2")), 1, added=(a("0.3"),), adder=1))
+    assert shown(verdict.result) == [one, "!"]
+    assert verdict.calls.keys() == {"0.1", "0.2"}
+    failing = evaluate(Group((failed("0.1"), a("0.2")), added=(a("0.3"),), adder=1))
+    assert failing.calls.keys() == {"0.1", "0.2", "0.3"}
+
+
 def test_callbacks_run_for_their_own_outcome() -> None:
     linked = a("0.1", links=(a("0.2"),), errbacks=(a("0.3", errbacks=(a("0.4"),)),))
     assert evaluate(linked).calls.keys() == {"0.1", "0.2"}

@@ -11,6 +11,7 @@ import os
 import random
 import time
 import uuid
+from collections.abc import Sequence
 from typing import Any
 
 import trees
@@ -86,17 +87,29 @@ def begin(label: str, values: list[Any]) -> str:
     return run
 
 
+def add_to_group(labels: Sequence[str]) -> None:
+    """Add calls to the group of the running job. An attempt that fails adds none."""
+    job = current_job()
+    assert job is not None
+    for label in labels:
+        job.spawn(step.si(label=label), into="group")
+
+
 @app.task(max_crashes=255)
-def step(*values: object, label: str, fails: bool = False, pad: int = 0) -> dict[str, object]:
+def step(*values: object, label: str, fails: bool = False, pad: int = 0, adds: Sequence[str] = ()) -> dict[str, object]:
     run = begin(label, list(values))
+    add_to_group(adds)
     if fails:
         raise Boom(f"boom {label}.")
     return result(label, run, 1, list(values), pad)
 
 
 @app.task(max_crashes=255)
-async def astep(*values: object, label: str, fails: bool = False, pad: int = 0) -> dict[str, object]:
+async def astep(
+    *values: object, label: str, fails: bool = False, pad: int = 0, adds: Sequence[str] = ()
+) -> dict[str, object]:
     run = begin(label, list(values))
+    add_to_group(adds)
     await asyncio.sleep(random.Random(label).choice([0, 0.002, 0.02]))
     if fails:
         raise Boom(f"boom {label}.")
@@ -104,8 +117,9 @@ async def astep(*values: object, label: str, fails: bool = False, pad: int = 0) 
 
 
 @app.task(max_crashes=255, retries=trees.RETRIES, backoff=0.02, jitter=0)
-def retried(*values: object, label: str, failures: int, pad: int = 0) -> dict[str, object]:
+def retried(*values: object, label: str, failures: int, pad: int = 0, adds: Sequence[str] = ()) -> dict[str, object]:
     run = begin(label, list(values))
+    add_to_group(adds)
     job = current_job()
     assert job is not None
     if job.attempt <= failures:
@@ -137,18 +151,22 @@ def result(label: str, run: str, attempt: int, values: list[Any], pad: int) -> d
 # From trees to steps.
 
 
-def built(tree: trees.Tree, chance: random.Random) -> Any:
-    """Compose the steps of a tree, in one of the equivalent ways to write it."""
+def built(tree: trees.Tree, chance: random.Random, added: tuple[trees.Call, ...] = ()) -> Any:
+    """Compose the steps of a tree, in one of the equivalent ways to write it. ``added``: calls that it adds to its
+    group."""
     match tree:
         case trees.Call():
-            made = call(tree)
+            made = call(tree, added)
         case trees.Chain():
             steps = [built(each, chance) for each in tree.steps]
             # `group([]) | step` is a chord, whose body gets a list; in a chain the group is skipped.
             can_pipe = tree.steps[0] != trees.Group(())
             made = piped(steps) if can_pipe and chance.random() < 0.5 else penstock.chain(*steps)
         case trees.Group():
-            members = [built(each, chance) for each in tree.members]
+            members = [
+                built(each, chance, tree.added if place == tree.adder else ())
+                for place, each in enumerate(tree.members)
+            ]
             made = penstock.group(members, max_failures=tree.max_failures)
             for errback in tree.each:
                 made = made.link_error(built(errback, chance), each=True)
@@ -174,7 +192,7 @@ def piped(steps: list[Any]) -> Any:
     return made
 
 
-def call(tree: trees.Call) -> Any:
+def call(tree: trees.Call, added: tuple[trees.Call, ...]) -> Any:
     options: dict[str, Any] = {}
     if tree.kind == "late":
         options.update(countdown=0.2, expires=0.05)
@@ -188,4 +206,6 @@ def call(tree: trees.Call) -> Any:
         task = astep if tree.is_async else step
         sender, about = task.options(**options), {"fails": tree.kind == "fail"}
     make = sender.s if tree.takes else sender.si
+    if added:
+        about = {**about, "adds": [each.label for each in added]}
     return make(label=tree.label, pad=tree.pad, **about)

@@ -55,6 +55,9 @@ class Group(Step):
     max_failures: int = 0
     each: tuple[Call, ...] = ()
     """Errbacks of each member."""
+    added: tuple[Call, ...] = ()
+    """Calls that a member, the adder, adds to the group when it succeeds."""
+    adder: int = 0
 
 
 @dataclass(frozen=True)
@@ -170,7 +173,12 @@ class _Drawing:
         members = [self._tree(depth - 1, waits, inner) for _ in range(min(count, max(1, self._room)))]
         max_failures = chance.choice([0, 0, 0, 1, 2, len(members)])
         each = (self._errback(),) if chance.random() < 0.1 else ()
-        return Group(tuple(members), max_failures, each)
+        # With two adders, the order of what they add would depend on which of them ends first.
+        adders = [place for place, member in enumerate(members) if isinstance(member, Call) and member.kind != "late"]
+        if not adders or self._room <= 0 or chance.random() > 0.25:
+            return Group(tuple(members), max_failures, each)
+        added = [Call(self._label(), takes=False) for _ in range(chance.randrange(1, 3))]
+        return Group(tuple(members), max_failures, each, tuple(added), chance.choice(adders))
 
     def _with_callbacks(self, tree: Tree, depth: int) -> Tree:
         chance = self._chance
@@ -302,6 +310,8 @@ def _group(group: Group, given: object, verdict: Verdict) -> Value:
             for errback in group.each:
                 _evaluate(errback, value, verdict)
         values.append(value)
+    if group.added and not isinstance(values[group.adder], Failed):
+        values += [_evaluate(call, _NOTHING, verdict) for call in group.added]
     failed = [value for value in values if isinstance(value, Failed)]
     if len(failed) > group.max_failures:
         return Failed(frozenset().union(*(each.roots for each in failed)))
