@@ -28,7 +28,7 @@ use penstock_worker::policy::{Credit, PacketEnd, Policy, TaskIndex};
 
 mod parking;
 
-use parking::{Ended, Wait};
+use parking::{EndedWaits, InnerWait};
 
 use crate::client::{Client, Stage};
 use crate::model::Time;
@@ -326,7 +326,7 @@ struct Worker {
     pools: Vec<Pool>,
     settled: Vec<(Lease, Tx)>,
     /// Jobs whose waits are over.
-    ended: Ended,
+    ended: EndedWaits,
     looks_at_ms: u64,
     /// Whether some jobs take long.
     may_be_slow: bool,
@@ -384,7 +384,7 @@ struct Running {
     ends_ms: u64,
     cost_ns: u64,
     is_cancelled: bool,
-    wait: Option<Wait>,
+    wait: Option<InnerWait>,
 }
 
 impl Worker {
@@ -412,7 +412,7 @@ impl Worker {
             inbox: Arc::new(Inbox::new(SeededState::default(), || ())),
             pools,
             settled: Vec::new(),
-            ended: Ended::default(),
+            ended: EndedWaits::default(),
             looks_at_ms: 0,
             may_be_slow,
             is_draining: false,
@@ -832,7 +832,7 @@ impl Pool {
             ends_ms: pace.time.steady + took_us / 1_000,
             cost_ns: took_us * 1_000,
             is_cancelled: false,
-            wait: waits.then_some(Wait::Wanted),
+            wait: waits.then_some(InnerWait::Wanted),
         });
     }
 

@@ -20,21 +20,21 @@ use super::{Packet, Pool, Running, Worker, lock};
 use crate::model::Time;
 use crate::work::{QUEUES, TASKS};
 
-/// Wait of a running job.
+/// Wait of a running job, inside its worker.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Wait {
+pub(super) enum InnerWait {
     /// It will enqueue a job and wait for it.
     Wanted,
     Begun(WatchId),
 }
 
 /// Leases of jobs whose waits are over.
-pub(super) type Ended = Arc<Mutex<Vec<Lease>>>;
+pub(super) type EndedWaits = Arc<Mutex<Vec<Lease>>>;
 
 /// Notes the end of one wait.
 struct Waiter {
     lease: Lease,
-    ended: Ended,
+    ended: EndedWaits,
 }
 
 impl ValueSink for Waiter {
@@ -237,9 +237,14 @@ impl Pool {
     }
 
     /// Begins the wait of a child's job, and lends its slot. Returns whether the job wants to wait.
-    fn begin_wait(&mut self, child: usize, ended: &Ended, session: &mut DriverSession) -> bool {
+    fn begin_wait(
+        &mut self,
+        child: usize,
+        ended: &EndedWaits,
+        session: &mut DriverSession,
+    ) -> bool {
         let wanted = self.children[child].as_ref();
-        let wanted = wanted.filter(|running| running.wait == Some(Wait::Wanted));
+        let wanted = wanted.filter(|running| running.wait == Some(InnerWait::Wanted));
         let Some(job) = wanted.and_then(|running| running.job.as_ref()) else {
             return false;
         };
@@ -253,7 +258,7 @@ impl Pool {
         });
         let watch = session.watch(vec![Key::Result(id)], false, Some(waiter), None, sink);
         if let Some(running) = &mut self.children[child] {
-            running.wait = Some(Wait::Begun(watch));
+            running.wait = Some(InnerWait::Begun(watch));
         }
         self.take_back_behind(child);
         self.park(child);
@@ -284,7 +289,7 @@ impl Pool {
 
     fn keeps(&self, child: usize) -> bool {
         let running = self.children[child].as_ref();
-        running.is_some_and(|running| matches!(running.wait, Some(Wait::Begun(_))))
+        running.is_some_and(|running| matches!(running.wait, Some(InnerWait::Begun(_))))
     }
 
     /// Returns the jobs that keep all slots while they wait; none if a slot is free of them.
@@ -301,7 +306,7 @@ impl Pool {
     /// Ends the waits of jobs that are to stop.
     pub(super) fn break_off(&mut self, is_cancelled: impl Fn(&Delivery) -> bool) {
         for running in self.children.iter_mut().flatten() {
-            if let (Some(Wait::Begun(watch)), Some(job)) = (running.wait, &running.job)
+            if let (Some(InnerWait::Begun(watch)), Some(job)) = (running.wait, &running.job)
                 && is_cancelled(job)
             {
                 running.wait = None;
@@ -309,7 +314,7 @@ impl Pool {
             }
         }
         for (packet, running) in &mut self.parked {
-            if let (Some(Wait::Begun(watch)), Some(job)) = (running.wait, &running.job)
+            if let (Some(InnerWait::Begun(watch)), Some(job)) = (running.wait, &running.job)
                 && is_cancelled(job)
             {
                 running.is_cancelled = true;
