@@ -583,7 +583,7 @@ class TestRetries:
         assert outcomes[2][0] == runner.FAILED
         attempts.notes.append(b"why it had failed")
         # As the broker counts: the failed attempt belongs to the earlier ones.
-        extras = (1, 3, None, {}, (None, None), (None, None, None))
+        extras = (1, 3, None, {}, (None, None), (None, None, None, None))
         again = [attempts.run_encoded(attempt=attempt, extras=extras) for attempt in (3, 4, 5)]
         assert [kind for kind, *_ in again] == [runner.RETRY, runner.RETRY, runner.FAILED]
         assert [delay_ms for _, delay_ms, *_ in again] == [1000, 2000, 0]

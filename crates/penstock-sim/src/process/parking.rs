@@ -23,7 +23,7 @@ use crate::work::{QUEUES, TASKS};
 /// Wait of a running job, inside its worker.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum InnerWait {
-    /// It will enqueue a job and wait for it.
+    /// To begin: the job enqueues one and waits for it.
     Wanted,
     Begun(WatchId),
 }
