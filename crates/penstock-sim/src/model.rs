@@ -59,6 +59,8 @@ pub struct Model {
     by_place: BTreeMap<(JoinId, u32), JoinId>,
     /// Job whose place the current transaction assigns to another step.
     replaced: Option<Replaced>,
+    /// Jobs whose places were taken: they were handed out, though the jobs that have their ids may not have been.
+    were_replaced: BTreeSet<MessageId>,
     /// Places of the members that the current transaction adds to a group, by the ids that it gives them; `None`: they
     /// come too late.
     grown: BTreeMap<MessageId, Option<Member>>,
@@ -767,6 +769,7 @@ impl Model {
             claim_is_unsure: item.claim_is_unsure,
             generation: item.generation,
         });
+        self.were_replaced.insert(lease.message);
         // From here on, the id belongs to another job.
         if let Some(copies) = self.by_id.get_mut(&lease.message) {
             copies.retain(|copy| *copy != index);

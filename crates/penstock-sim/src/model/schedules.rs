@@ -260,7 +260,8 @@ impl Model {
 
     /// Whether a job was certainly created: it was handed out, whatever remains of it.
     pub fn was_lent(&self, job: MessageId) -> bool {
-        self.by_place_of(job) || self.with_id(job).any(Item::was_lent)
+        let is_heir = self.were_replaced.contains(&job);
+        is_heir || self.by_place_of(job) || self.with_id(job).any(Item::was_lent)
     }
 
     /// Whether a job was handed out and has certainly not ended.
