@@ -838,22 +838,13 @@ impl Pool {
 
     fn take_back_behind_long_ones(&mut self, time: Time) {
         let mut stuck = 0;
-        for running in self.children.iter().flatten() {
-            if running.began_ms + TICK_MS > time.steady {
-                continue;
-            }
-            stuck += usize::from(running.began_ms + 5 * TICK_MS <= time.steady);
-            let packet = self.packets.get_mut(&running.packet).expect("it is out");
-            if packet.waiting.is_empty() {
-                continue;
-            }
-            let back = std::mem::take(&mut packet.waiting).into_iter().map(|job| {
-                let bytes = job_bytes(&job);
-                (job, bytes)
-            });
-            self.policy
-                .put_back(packet.task, back.collect::<Vec<_>>().into_iter());
-            packet.end = Some(PacketEnd::Slow);
+        for child in 0..self.children.len() {
+            let began_ms = match &self.children[child] {
+                Some(running) if running.began_ms + TICK_MS <= time.steady => running.began_ms,
+                _ => continue,
+            };
+            stuck += usize::from(began_ms + 5 * TICK_MS <= time.steady);
+            self.take_back_behind(child);
         }
         self.policy.set_stuck(stuck);
     }

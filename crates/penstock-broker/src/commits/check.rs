@@ -54,6 +54,14 @@ impl Checking {
         replaced.is_some_and(|replaced| replaced.job == message.id)
     }
 
+    /// Notes that a message takes the place of the replaced job, or one that was added to a group.
+    fn find_in_place(&mut self, message: &Message) -> Result<(), Refusal> {
+        match self.is_heir(message) {
+            true => self.find_heir(message),
+            false => self.find_added(message),
+        }
+    }
+
     /// Notes that a message takes the place of the replaced job.
     fn find_heir(&mut self, message: &Message) -> Result<(), Refusal> {
         let member = message.extras.as_ref().and_then(|extras| extras.member);
@@ -200,21 +208,13 @@ impl Broker {
                 }
                 self.check_shape(message)?;
                 check_inputs(message, None)?;
-                if checking.is_heir(message) {
+                if checking.is_heir(message) || checking.is_added(message) {
                     if queues.len() > 1 || unless_key.is_some() {
-                        let why = "a message that replaces a job must have one queue and no key";
+                        let why = "a message that replaces a job or joins a group must have one queue and no key";
                         return Err(Refusal::Invalid(why.to_owned()));
                     }
                     check_is_new_here(message, checking)?;
-                    return checking.find_heir(message);
-                }
-                if checking.is_added(message) {
-                    if queues.len() > 1 || unless_key.is_some() {
-                        let why = "a message that joins a group must have one queue and no key";
-                        return Err(Refusal::Invalid(why.to_owned()));
-                    }
-                    check_is_new_here(message, checking)?;
-                    return checking.find_added(message);
+                    return checking.find_in_place(message);
                 }
                 if let Some(member) = message.extras.as_ref().and_then(|extras| extras.member) {
                     if queues.len() > 1 {
@@ -319,18 +319,11 @@ impl Broker {
                     check_name("a queue's name", queue)?;
                     self.check_shape(message)?;
                     check_inputs(message, Some(*join))?;
-                    if checking.is_heir(message) {
+                    if checking.is_heir(message) || checking.is_added(message) {
                         if !checking.new_ids.insert(message.id) {
                             return Err(Refusal::AlreadyExists);
                         }
-                        checking.find_heir(message)?;
-                        continue;
-                    }
-                    if checking.is_added(message) {
-                        if !checking.new_ids.insert(message.id) {
-                            return Err(Refusal::AlreadyExists);
-                        }
-                        checking.find_added(message)?;
+                        checking.find_in_place(message)?;
                         continue;
                     }
                     if let Some(member) = message.extras.as_ref().and_then(|extras| extras.member) {

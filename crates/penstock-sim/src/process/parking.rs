@@ -341,7 +341,7 @@ impl Pool {
     }
 
     /// Takes back the jobs behind a child's job: one of them may be awaited.
-    fn take_back_behind(&mut self, child: usize) {
+    pub(super) fn take_back_behind(&mut self, child: usize) {
         let Some(running) = &self.children[child] else {
             return;
         };
