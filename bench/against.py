@@ -150,7 +150,7 @@ def parts(build: Build, jobs: int, directory: Path) -> dict[str, float]:
         raise RuntimeError(f"the {build.name} build: no result within {LIMIT_S} s") from None
     finally:
         end(process, grace_s=0.5)
-        end_pids(pid for pid in descendants(os.getpid()) if pid not in before)
+        end_pids(descendants(os.getpid(), apart_from=before))
     if process.returncode != 0:
         raise RuntimeError(f"the {build.name} build failed: {tail(log) or 'nothing in its log'}")
     return {str(name): float(value) for name, value in json.loads(answer.splitlines()[-1]).items()}

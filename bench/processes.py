@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -29,8 +29,12 @@ def take_charge() -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
-def descendants(root: int) -> list[int]:
-    """Return the living processes below ``root``, parents before children."""
+def descendants(root: int, apart_from: Collection[int] = ()) -> list[int]:
+    """Return the living processes below ``root``, parents before children.
+
+    Those of ``apart_from`` are left out, with all that they have started: a server starts processes at any time, and
+    PostgreSQL ends every connection and empties its unlogged tables when one of them is killed.
+    """
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -42,7 +46,7 @@ def descendants(root: int) -> list[int]:
     found: list[int] = []
     waiting = [root]
     while waiting:
-        below = children.get(waiting.pop(0), [])
+        below = [pid for pid in children.get(waiting.pop(0), []) if pid not in apart_from]
         found += below
         waiting += below
     return found

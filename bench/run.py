@@ -84,7 +84,7 @@ class Arena:
         finally:
             end(process, grace_s=0.5)
             # Penstock's broker isn't a child of the client, and would stay for a minute.
-            end_pids(pid for pid in descendants(os.getpid()) if pid not in servers_running)
+            end_pids(descendants(os.getpid(), apart_from=servers_running))
             shutil.rmtree(data, ignore_errors=True)
         if process.returncode != 0:
             lines = tail(log).splitlines() or ["nothing in its log"]

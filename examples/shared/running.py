@@ -37,4 +37,4 @@ def worker(app: App, module: str, options: Sequence[str], directory: Path) -> It
         # Closed first, because a client that finds its broker dead starts another.
         app.close()
         # The orphaned broker became a child of this process, and would otherwise stay for a minute.
-        end_pids(pid for pid in descendants(os.getpid()) if pid not in before)
+        end_pids(descendants(os.getpid(), apart_from=before))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -61,6 +62,24 @@ def test_nothing_of_a_process_is_left(tmp_path: Path) -> None:
     end(process, grace_s=0.2)
     process.stdout.close()
     assert not [pid for pid in family if is_alive(pid)]
+
+
+def test_processes_of_a_running_server_are_left_alone() -> None:
+    # The server starts a process for a client that has come after the server: for each line that it reads.
+    script = "while read line; do sleep 60 & echo $!; done"
+    with subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+        assert server.stdin is not None and server.stdout is not None
+        before = descendants(os.getpid())
+        server.stdin.write(b"a client comes\n")
+        server.stdin.flush()
+        connection = int(server.stdout.readline())
+        with subprocess.Popen(["sleep", "60"]) as other:
+            assert {connection, other.pid} <= set(descendants(os.getpid()))
+            started = descendants(os.getpid(), apart_from=before)
+            assert other.pid in started
+            assert connection not in started
+            end(other)
+        end(server)
 
 
 def test_a_contestant_that_fails_does_not_end_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
