@@ -219,7 +219,8 @@ impl Broker {
             self.state.add_counts();
             self.state.queues.now = now;
         }
-        if self.clocks.take_step() {
+        if self.clocks.has_stepped() {
+            self.clocks.journaled();
             // Synced although no client waits for it: after a crash all countdowns depend on it.
             self.begin(Durability::Disk);
             self.record_clocks();
@@ -296,7 +297,10 @@ impl Broker {
 
     /// Returns the time to call `handle_deadline`, on the monotonic clock. Any call may change it.
     pub fn next_deadline(&self) -> Option<u64> {
-        if self.has_chores() {
+        // A broker that has just started may have found another boot of the machine. It must not wait for a client before
+        // it records that: should the wall clock be set and the broker be killed, its successor would continue from the
+        // wall clock.
+        if self.has_chores() || self.clocks.has_stepped() {
             return Some(self.clocks.mono());
         }
         let asks = self.relay.next_deadline();

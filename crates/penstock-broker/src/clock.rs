@@ -119,18 +119,21 @@ impl Clocks {
         }
     }
 
-    /// Whether the clocks must be journaled again, because the wall clock was set or the machine was restarted since
-    /// the last call.
-    pub(crate) fn take_step(&mut self) -> bool {
-        let ahead_ms = self.steady().wrapping_sub(self.wall()) as i64;
-        let is_set = ahead_ms.abs_diff(self.journaled_ahead_ms) >= KNOWN_TO_MS;
+    /// Whether the wall clock was set or the machine was restarted since the clocks were last journaled.
+    pub(crate) fn has_stepped(&self) -> bool {
         let boot = self.now.boot.map(|boot| boot.id);
-        if !is_set && (boot.is_none() || boot == self.journaled_boot) {
-            return false;
-        }
-        self.journaled_ahead_ms = ahead_ms;
-        self.journaled_boot = boot;
-        true
+        let is_set = self.ahead_ms().abs_diff(self.journaled_ahead_ms) >= KNOWN_TO_MS;
+        is_set || boot.is_some() && boot != self.journaled_boot
+    }
+
+    /// Notes that the clocks are journaled as they are now.
+    pub(crate) fn journaled(&mut self) {
+        self.journaled_ahead_ms = self.ahead_ms();
+        self.journaled_boot = self.now.boot.map(|boot| boot.id);
+    }
+
+    fn ahead_ms(&self) -> i64 {
+        self.steady().wrapping_sub(self.wall()) as i64
     }
 
     pub(crate) fn boot(&self) -> Option<Boot> {

@@ -230,6 +230,28 @@ fn a_countdown_follows_the_wall_clock_over_a_restart_of_the_machine() {
     );
 }
 
+/// A broker that nobody talks to recorded the boot of the machine only with its first client.
+#[test]
+fn a_new_boot_is_recorded_before_any_client_comes() {
+    for set_by in ["3600000", "-3600000"] {
+        check(&format!(
+            "
+            boot                                ->
+            w hello                             -> w welcome 0
+            w publish soon after=10000          -> w confirm 1
+            boot                                ->
+            killed-for 1000 wall 0              ->
+            looks 1000                          -> 0
+            killed-for 1000 wall {set_by}       ->
+            w hello                             -> w welcome 1
+            w consume default 10                ->
+            wait 7000                           ->
+            wait 1                              -> w deliver soon!
+            "
+        ));
+    }
+}
+
 #[test]
 fn an_expired_message_is_not_started() {
     check(

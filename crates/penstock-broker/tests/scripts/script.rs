@@ -645,6 +645,9 @@ impl ScriptWorld {
                 self.broker.assert_consistent();
                 return outputs;
             }
+            if !is_idle {
+                self.broker.handle_deadline(self.now);
+            }
         }
     }
 
