@@ -487,7 +487,7 @@ impl Checker {
         }
         for refused in frame.refused_waits {
             let refused: RefusedWait = refused.try_into().map_err(invalid)?;
-            self.refused_wait(conn, session, &refused)?;
+            self.refused_wait(conn, &refused)?;
         }
         for value in frame.values {
             let (key, state): (Key, KeyState) = value.try_into().map_err(invalid)?;

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use penstock_broker::ConnId;
-use penstock_message::{MessageId, TaskSelection};
+use penstock_message::TaskSelection;
 
 use super::{Checker, View};
 use crate::model::Verdict;
@@ -26,19 +26,11 @@ pub(super) struct ConsumerView {
     pub(super) tasks: Option<Vec<String>>,
     /// Lists of tasks that it could run before.
     pub(super) tasks_before: Vec<Vec<String>>,
-    /// Waiting jobs that hold all of its slots, as it has said.
-    held_by: Vec<MessageId>,
-    /// Jobs that did so before.
-    held_before: Vec<MessageId>,
 }
 
 impl ConsumerView {
     pub(super) fn hears(&mut self, told: &Consumer) {
         let wish = &told.wish;
-        if let Some(jobs) = &wish.held_by {
-            let before = std::mem::replace(&mut self.held_by, jobs.clone());
-            self.held_before.extend(before);
-        }
         if told.stop {
             self.credit_before += std::mem::take(&mut self.credit);
             return;
@@ -82,16 +74,10 @@ impl ConsumerView {
         self.tasks.as_ref().is_none_or(|tasks| tasks.contains(task))
     }
 
-    /// Whether the job is or was among those that hold all of its slots.
-    pub(super) fn may_be_held_by(&self, job: &MessageId) -> bool {
-        self.held_by.contains(job) || self.held_before.contains(job)
-    }
-
     pub(super) fn quiet(&mut self) {
         let before = std::mem::take(&mut self.credit_before);
         self.credit_at_most += before.min(std::mem::take(&mut self.paid_since));
         self.tasks_before.clear();
-        self.held_before.clear();
     }
 }
 

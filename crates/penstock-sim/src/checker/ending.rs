@@ -67,16 +67,18 @@ impl Checker {
     /// Whether a message that has not ended for certain may have done so, or may be due later than anybody waits for it.
     fn may_be_left(&self, item: &Item) -> bool {
         match item.state {
-            // The broker's countdown may be hours behind.
-            State::Waiting | State::Adrift { .. }
-                if self.model.clock_is_doubtful && item.is_delayed() =>
-            {
-                true
-            }
+            _ if self.may_be_late(item) => true,
+            State::Leased { .. } if self.may_wait_for_a_late_job(item.message.id) => true,
             // It may have been dropped as a failed job before anybody looked.
             _ if item.may_be_dead() && self.model.has_dropped_failed => true,
             _ => item.ending().is_some(),
         }
+    }
+
+    /// Whether the broker's countdown for this message may be hours behind.
+    pub(super) fn may_be_late(&self, item: &Item) -> bool {
+        let waits = matches!(item.state, State::Waiting | State::Adrift { .. });
+        waits && self.model.clock_is_doubtful && item.is_delayed()
     }
 
     /// Checks the result of a message at the end of the run. Any result is right if nobody can know it.

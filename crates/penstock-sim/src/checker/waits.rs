@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use penstock_broker::ConnId;
-use penstock_message::{Key, Lease, MessageId, RefusedWait, SessionId, WaitRefusal};
+use penstock_message::{Key, Lease, MessageId, RefusedWait, WaitRefusal};
 
 use super::Checker;
 use crate::model::{State, Verdict};
@@ -20,6 +20,10 @@ pub(super) struct Waits {
     /// Waits that certainly closed a circle when they were reported, and have not been refused: the job, and what it
     /// waits for.
     missed: BTreeSet<(ConnId, MessageId, MessageId)>,
+    /// Waiting jobs that hold all slots of a consumer, as its worker has said.
+    holders: BTreeMap<(ConnId, u32), Vec<MessageId>>,
+    /// Jobs that have done so since the last quiet moment.
+    held_before: BTreeSet<MessageId>,
 }
 
 /// Wait of a job, with the lease under which it probably runs.
@@ -51,17 +55,31 @@ impl Waits {
         let ended = ended.flat_map(|((_, job), waiting)| pairs(job, waiting));
         self.ended.extend(ended);
         self.missed.retain(|(of, ..)| *of != conn);
+        let all = std::mem::take(&mut self.holders).into_iter();
+        let (closed, others): (BTreeMap<_, _>, _) = all.partition(|((of, _), _)| *of == conn);
+        self.holders = others;
+        self.held_before.extend(closed.into_values().flatten());
+    }
+
+    fn consumer_is_held_by(&mut self, consumer: (ConnId, u32), jobs: &[MessageId]) {
+        let before = self.holders.insert(consumer, jobs.to_vec());
+        self.held_before.extend(before.into_iter().flatten());
+    }
+
+    /// Whether a run of the job holds, or held, one of the slots of a worker that had none left.
+    fn may_hold_a_slot(&self, job: &MessageId) -> bool {
+        let mut holders = self.holders.values().flatten();
+        holders.any(|holder| holder == job) || self.held_before.contains(job)
     }
 
     /// Ends all waits because the broker has died.
     pub(super) fn clear(&mut self) {
-        self.open.clear();
-        self.ended.clear();
-        self.missed.clear();
+        *self = Self::default();
     }
 
     pub(super) fn quiet(&mut self) {
         self.ended.clear();
+        self.held_before.clear();
     }
 
     /// Returns all jobs that this job has waited for since the last quiet moment.
@@ -112,6 +130,12 @@ impl Checker {
             let circles = circles.into_iter().map(|key| (conn, waiter, key));
             self.waits.missed.extend(circles);
         }
+        for consumer in &said.consumers {
+            if let Some(jobs) = &consumer.wish.held_by {
+                let number = consumer.wish.consumer;
+                self.waits.consumer_is_held_by((conn, number), jobs);
+            }
+        }
         for key in &said.wait_over {
             self.waits.end(conn, said.waiter, key);
         }
@@ -131,12 +155,7 @@ impl Checker {
     }
 
     /// Checks a refusal: the job that it waits for must be waiting for it.
-    pub(super) fn refused_wait(
-        &mut self,
-        conn: ConnId,
-        session: SessionId,
-        refused: &RefusedWait,
-    ) -> Verdict {
+    pub(super) fn refused_wait(&mut self, conn: ConnId, refused: &RefusedWait) -> Verdict {
         let RefusedWait {
             key,
             waiter,
@@ -149,22 +168,16 @@ impl Checker {
             return Err(format!("{waiter} was refused to wait for {key:?}"));
         };
         if *why == WaitRefusal::NoSlotLeft {
-            let view = self.views.get(&conn);
-            let mut consumers = view.into_iter().flat_map(|view| view.consumers.values());
-            if !consumers.any(|consumer| consumer.may_be_held_by(waiter)) {
+            // A run that has lost its lease may hold one elsewhere, so the job's wait is refused in all of its runs.
+            if !self.waits.may_hold_a_slot(waiter) {
                 return Err(format!(
-                    "{waiter} was told that no slot is left, and client {} has not said that it holds one",
-                    session.0[0]
+                    "{waiter} was told that no slot is left, and no worker has said that it holds one"
                 ));
             }
             self.waits.end(conn, Some(*waiter), key);
             return Ok(());
         }
-        let step = |job| {
-            let mut next = self.model.perhaps_waits_for(job);
-            next.extend(self.waits.perhaps_of(job));
-            next
-        };
+        let step = |job| self.perhaps_awaited_by(job);
         let named: Vec<MessageId> = jobs.iter().map(|job| job.id).take(2).collect();
         if named != [*waiter, awaited] && awaited != *waiter || !leads_to(*waiter, awaited, step) {
             return Err(format!(
@@ -201,6 +214,19 @@ impl Checker {
         circles
     }
 
+    /// Whether this job may wait for one whose countdown the broker may have hours behind, directly or through others.
+    pub(super) fn may_wait_for_a_late_job(&self, job: MessageId) -> bool {
+        let is_late = |job| self.model.with_id(job).any(|item| self.may_be_late(item));
+        leads_to_any(is_late, job, |job| self.perhaps_awaited_by(job))
+    }
+
+    /// Returns all jobs that this one has waited for since the last quiet moment, wherever it waits.
+    fn perhaps_awaited_by(&self, job: MessageId) -> Vec<MessageId> {
+        let mut next = self.model.perhaps_waits_for(job);
+        next.extend(self.waits.perhaps_of(job));
+        next
+    }
+
     /// Checks, at a quiet moment, that every wait that would have closed a circle was refused.
     pub(super) fn no_circle_was_missed(&self) -> Verdict {
         match self.waits.missed.first() {
@@ -214,9 +240,18 @@ impl Checker {
 
 /// Whether waits lead from one job to another.
 fn leads_to(to: MessageId, from: MessageId, step: impl Fn(MessageId) -> Vec<MessageId>) -> bool {
+    leads_to_any(|job| job == to, from, step)
+}
+
+/// Whether waits lead from a job to one of these.
+fn leads_to_any(
+    is_one: impl Fn(MessageId) -> bool,
+    from: MessageId,
+    step: impl Fn(MessageId) -> Vec<MessageId>,
+) -> bool {
     let (mut seen, mut next) = (BTreeSet::new(), vec![from]);
     while let Some(job) = next.pop() {
-        if job == to {
+        if is_one(job) {
             return true;
         }
         if seen.insert(job) {
