@@ -32,7 +32,9 @@ use crate::packet::{
     BELL, FailureView, JobView, Kind, MAX_PACKET_BYTES, Malformed, OutcomeFrame, ProgressFrame,
     Reader, Wait, WaitFrame, serving,
 };
-use crate::page::{ClaimCell, Claims, RingWriter, open_child, steady_ns, thread_cpu_ns};
+use crate::page::{
+    ClaimCell, Claims, LazyBuffer, RingWriter, open_child, steady_ns, thread_cpu_ns,
+};
 
 /// Maximum size of the buffer that an idle slot keeps for its next packet.
 const KEPT_BYTES: usize = 4096;
@@ -72,7 +74,7 @@ pub struct Link {
     outcomes: Mutex<Outcomes>,
     line: Mutex<IdleSlots>,
     /// Buffer for the longest message, used by the slot at the head of the line.
-    buffer: Mutex<Vec<u8>>,
+    buffer: Mutex<LazyBuffer>,
     slots: AtomicU32,
     /// Number of slots with a parked job.
     parked: AtomicU32,
@@ -260,7 +262,7 @@ impl Link {
                 unannounced: false,
             }),
             line: Mutex::default(),
-            buffer: Mutex::new(vec![0; MAX_PACKET_BYTES]),
+            buffer: Mutex::new(LazyBuffer::new(MAX_PACKET_BYTES)?),
             slots: AtomicU32::new(0),
             parked: AtomicU32::new(0),
             news: OnceLock::new(),

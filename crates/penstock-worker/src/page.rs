@@ -67,6 +67,7 @@
 //! Children can write here, so the supervisor trusts nothing it reads: it copies, then checks.
 
 use std::io;
+use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -137,9 +138,13 @@ impl Mapping {
 
     /// Maps memory of zeros that this process shares with its forks.
     pub(crate) fn anonymous(len: usize) -> io::Result<Self> {
+        Self::of_zeros(len, MapFlags::SHARED)
+    }
+
+    fn of_zeros(len: usize, flags: MapFlags) -> io::Result<Self> {
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a fresh mapping at an address of the kernel's choosing aliases nothing.
-        let start = unsafe { mmap_anonymous(std::ptr::null_mut(), len, access, MapFlags::SHARED)? };
+        let start = unsafe { mmap_anonymous(std::ptr::null_mut(), len, access, flags)? };
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Self { start, len })
     }
@@ -157,6 +162,33 @@ impl Drop for Mapping {
         // SAFETY: this is exactly the range that mmap returned, and no reference into it outlives self.
         let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
         debug_assert!(unmapped.is_ok());
+    }
+}
+
+/// Buffer whose pages cost nothing until they are written.
+///
+/// A fork that took it from the heap would copy the pages that it shares with its parent: to find room, and to clear it.
+pub(crate) struct LazyBuffer(Mapping);
+
+impl LazyBuffer {
+    pub(crate) fn new(len: usize) -> io::Result<Self> {
+        Ok(Self(Mapping::of_zeros(len, MapFlags::PRIVATE)?))
+    }
+}
+
+impl Deref for LazyBuffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the mapping is as long, belongs to this process, and lives as long as self; all of it is initialized.
+        unsafe { std::slice::from_raw_parts(self.0.start.as_ptr(), self.0.len) }
+    }
+}
+
+impl DerefMut for LazyBuffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and no other reference exists.
+        unsafe { std::slice::from_raw_parts_mut(self.0.start.as_ptr(), self.0.len) }
     }
 }
 
