@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 #[pyclass(frozen, get_all, module = "penstock._core")]
 pub(crate) struct Role {
     child: u32,
-    kind: String,
+    kind: &'static str,
     slots: u32,
     once: bool,
     warm: bool,
@@ -55,7 +55,7 @@ pub(crate) fn serve_forks(
         flush.call0()?;
         match fork.call0() {
             Err(error) if error.is_instance_of::<PyOSError>(py) => {
-                forks.refuse(request.child, &error.value(py).to_string())?;
+                forks.refuse(request.child, error.value(py))?;
             }
             Err(error) => return Err(error),
             Ok(pid) => match pid.extract()? {
@@ -65,7 +65,7 @@ pub(crate) fn serve_forks(
                     let work_fd = work.swap_remove(request.pool).into_raw_fd();
                     return Ok(Some(Role {
                         child: request.child,
-                        kind: request.kind,
+                        kind: request.kind.word(),
                         slots: request.slots,
                         once: request.once,
                         warm: request.warm,

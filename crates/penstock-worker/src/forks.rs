@@ -3,10 +3,12 @@
 //!
 //! Rust spares memory that the zygote shares with its children. A process that writes to a shared page copies it, and
 //! Python code writes to many, since it counts references. Served in Python, a fork and a death copied 165 pages in the
-//! zygote, and split huge pages while at it; each further fork then took longer.
+//! zygote, and split huge pages while at it; each further fork then took longer. For the same reason nothing is
+//! allocated here between two forks: free blocks lie anywhere in the heap.
 
-use std::collections::{BTreeMap, VecDeque};
-use std::io::{self, IoSliceMut};
+use std::collections::VecDeque;
+use std::fmt;
+use std::io::{self, IoSliceMut, Write};
 use std::mem::{MaybeUninit, zeroed};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -18,12 +20,15 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group, setpgid};
 use signal_hook::SigId;
 use signal_hook::consts::SIGCHLD;
 
+use crate::SlotKind;
 use crate::orphans::ended_child;
 
 /// Descriptors that may arrive with one piece of the supervisor's stream.
 const DESCRIPTORS: usize = 16;
-/// Commands are short. A larger buffer would be more shared pages to copy.
+/// Commands and reports are short. A larger buffer would be more shared pages to copy.
 const CHUNK_BYTES: usize = 512;
+/// Number of children for which there is room from the start.
+const USUAL_CHILDREN: usize = 256;
 
 /// Children of this process, the zygote, and its link to the supervisor.
 pub struct Forks {
@@ -34,8 +39,8 @@ pub struct Forks {
     /// Readable when a child may have ended.
     bell: UnixStream,
     ringer: SigId,
-    /// Child by process id.
-    children: BTreeMap<i32, u32>,
+    /// Children, each with its process id.
+    children: Vec<(i32, u32)>,
 }
 
 /// The next thing that the zygote has to do.
@@ -53,8 +58,7 @@ pub struct ForkRequest {
     pub child: u32,
     /// Index of the socket from which it pulls jobs.
     pub pool: usize,
-    /// Kind of its slots, as [`SlotKind::word`](crate::SlotKind::word) returns it.
-    pub kind: String,
+    pub kind: SlotKind,
     pub slots: u32,
     /// Whether it exits after its first job.
     pub once: bool,
@@ -80,11 +84,11 @@ impl Forks {
         bell.set_nonblocking(true)?;
         Ok(Self {
             control,
-            incoming: Vec::with_capacity(CHUNK_BYTES),
-            replies: VecDeque::new(),
+            incoming: Vec::with_capacity(2 * CHUNK_BYTES),
+            replies: VecDeque::with_capacity(DESCRIPTORS),
             bell,
             ringer: signal_hook::low_level::pipe::register(SIGCHLD, ringer)?,
-            children: BTreeMap::new(),
+            children: Vec::with_capacity(USUAL_CHILDREN),
         })
     }
 
@@ -95,7 +99,7 @@ impl Forks {
                 match command {
                     ZygoteCommand::Fork(request) => return Ok(ZygoteTurn::Fork(request)),
                     ZygoteCommand::NoReply(child) => {
-                        self.refuse(child, &io::Error::from(Errno::MFILE).to_string())?;
+                        self.refuse(child, &io::Error::from(Errno::MFILE))?;
                     }
                     ZygoteCommand::KillAll => self.kill_all(),
                     ZygoteCommand::Kill(child) => self.signal(child, Signal::KILL),
@@ -178,13 +182,13 @@ impl Forks {
     /// Notes and reports a child that was forked. Call it in this process, the parent.
     pub fn forked(&mut self, child: u32, pid: i32) -> io::Result<()> {
         lead_group(pid);
-        self.children.insert(pid, child);
-        self.say(&format!("forked {child} {pid}"))
+        self.children.push((pid, child));
+        self.say(format_args!("forked {child} {pid}"))
     }
 
     /// Reports that the system refused to fork a child.
-    pub fn refuse(&mut self, child: u32, why: &str) -> io::Result<()> {
-        self.say(&format!("unforked {child} {why}"))
+    pub fn refuse(&mut self, child: u32, why: &dyn fmt::Display) -> io::Result<()> {
+        self.say(format_args!("unforked {child} {why}"))
     }
 
     /// Releases what a child must not share with this process. Call it in the child, before anything else.
@@ -202,35 +206,41 @@ impl Forks {
         // Orphans of jobs are reparented to this process. They are waited for as well.
         while let Some(pid) = ended_child() {
             let number = pid.as_raw_nonzero().get();
-            let child = self.children.remove(&number);
+            let place = self.children.iter().position(|(pid, _)| *pid == number);
+            let child = place.map(|place| self.children.swap_remove(place).1);
             if child.is_some() {
                 kill_group(pid);
             }
             let (status, peak_kib) = reap(number)?;
             if let Some(child) = child {
-                self.say(&format!("died {child} {number} {status} {peak_kib}"))?;
+                self.say(format_args!("died {child} {number} {status} {peak_kib}"))?;
             }
         }
         Ok(())
     }
 
     fn kill_all(&self) {
-        for pid in self.children.keys() {
+        for (pid, _) in &self.children {
             send(*pid, Signal::KILL);
         }
     }
 
     fn signal(&self, child: u32, signal: Signal) {
-        if let Some((pid, _)) = self.children.iter().find(|(_, other)| **other == child) {
+        if let Some((pid, _)) = self.children.iter().find(|(_, other)| *other == child) {
             send(*pid, signal);
         }
     }
 
-    /// Sends a message. Ignores that the supervisor is gone: the next turn will find out.
-    fn say(&self, text: &str) -> io::Result<()> {
-        let mut message = (text.len() as u32).to_le_bytes().to_vec();
-        message.extend_from_slice(text.as_bytes());
-        let mut rest = &message[..];
+    /// Sends a message, and cuts one that is far too long. Ignores that the supervisor is gone: the next turn will
+    /// find out.
+    fn say(&self, text: fmt::Arguments<'_>) -> io::Result<()> {
+        let mut message = [0; CHUNK_BYTES];
+        let (length, body) = message.split_at_mut(size_of::<u32>());
+        let (room, mut left) = (body.len(), body);
+        let _cut = left.write_fmt(text);
+        let bytes = room - left.len();
+        length.copy_from_slice(&(bytes as u32).to_le_bytes());
+        let mut rest = &message[..size_of::<u32>() + bytes];
         while !rest.is_empty() {
             // Python ignores SIGPIPE.
             match rustix::io::write(&self.control, rest) {
@@ -244,28 +254,35 @@ impl Forks {
 }
 
 fn read_command(text: &str, reply: impl FnOnce() -> Option<OwnedFd>) -> Option<ZygoteCommand> {
-    let words: Vec<&str> = text.split(' ').collect();
-    Some(match words[..] {
-        ["fork", child, pool, kind, slots, how_long] => {
-            let child = child.parse().ok()?;
-            let Some(reply) = reply() else {
-                return Some(ZygoteCommand::NoReply(child));
-            };
-            ZygoteCommand::Fork(ForkRequest {
-                child,
-                pool: pool.parse().ok()?,
-                kind: kind.to_owned(),
-                slots: slots.parse().ok()?,
-                once: how_long != "long",
-                warm: how_long == "warm",
-                reply,
-            })
+    let mut words = text.split(' ');
+    let command = match words.next()? {
+        "fork" => {
+            let child = words.next()?.parse().ok()?;
+            let pool = words.next()?.parse().ok()?;
+            let kind = SlotKind::from_word(words.next()?)?;
+            let slots = words.next()?.parse().ok()?;
+            let how_long = words.next()?;
+            match reply() {
+                Some(reply) => ZygoteCommand::Fork(ForkRequest {
+                    child,
+                    pool,
+                    kind,
+                    slots,
+                    once: how_long != "long",
+                    warm: how_long == "warm",
+                    reply,
+                }),
+                None => ZygoteCommand::NoReply(child),
+            }
         }
-        ["kill"] => ZygoteCommand::KillAll,
-        ["kill", child] => ZygoteCommand::Kill(child.parse().ok()?),
-        ["nudge", child] => ZygoteCommand::Nudge(child.parse().ok()?),
+        "kill" => match words.next() {
+            None => ZygoteCommand::KillAll,
+            Some(child) => ZygoteCommand::Kill(child.parse().ok()?),
+        },
+        "nudge" => ZygoteCommand::Nudge(words.next()?.parse().ok()?),
         _ => return None,
-    })
+    };
+    words.next().is_none().then_some(command)
 }
 
 /// Gives a child (0: this process) its own process group, so that processes started by its jobs end with it.
@@ -322,7 +339,7 @@ mod tests {
             panic!("it is a request");
         };
         assert_eq!((request.child, request.pool, request.slots), (7, 1, 1));
-        assert_eq!(request.kind, "isolated");
+        assert_eq!(request.kind, SlotKind::Isolated);
         assert!(request.once && request.warm);
     }
 }
