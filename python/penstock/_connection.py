@@ -502,8 +502,8 @@ class _Ports:
 
 
 _connections: dict[tuple[str, str | None], Connection] = {}
-# Connections of apps with their own broker; each is dropped with its owner.
-_owned: weakref.WeakKeyDictionary[object, Connection] = weakref.WeakKeyDictionary()
+# Connections of apps with their own broker; each is dropped with its owner. None: there has been no such app.
+_owned: weakref.WeakKeyDictionary[object, Connection] | None = None
 _lock = threading.Lock()
 # Connections that a forked child inherited belong to its parent. They are kept because dropping one would run the
 # shutdown of a connection whose threads do not exist here.
@@ -523,11 +523,14 @@ def is_own(url: str) -> bool:
 
 def connect(url: str, name: str, owner: App) -> Connection:
     """Return the owner's own connection if it has one, else this process's connection to ``url``. Opens nothing."""
+    global _owned
     if _guard.may_connect is not None:
         _guard.may_connect(owner)
     token = os.environ.get("PENSTOCK_TOKEN")
     with _lock:
         if is_own(url):
+            if _owned is None:
+                _owned = weakref.WeakKeyDictionary()
             connection = _owned.get(owner)
             if connection is None:
                 connection = _owned[owner] = new_connection(url, token, name)
@@ -558,9 +561,10 @@ def disconnect(connection: Connection, timeout_s: float) -> None:
             if value is connection:
                 del _connections[key]
                 _generation += 1
-        for owner, value in list(_owned.items()):
-            if value is connection:
-                del _owned[owner]
+        if _owned is not None:
+            for owner, value in list(_owned.items()):
+                if value is connection:
+                    del _owned[owner]
     connection.close(timeout_s)
 
 
@@ -576,10 +580,16 @@ atexit.register(_disconnect_all)
 
 
 def _start_anew_after_fork() -> None:
+    """Leave the parent's connections to it.
+
+    Writes nothing where there are none, as in a worker's zygote: each write would copy a page for each isolated job.
+    """
     global _lock, _connections, _owned, _generation
-    _inherited.append((_connections, list(_owned.values())))
-    _lock, _connections, _generation = threading.Lock(), {}, _generation + 1
-    _owned = weakref.WeakKeyDictionary()
+    if _lock.locked():
+        _lock = threading.Lock()  # by a thread that does not exist here
+    if _connections or _owned is not None:
+        _inherited.append((_connections, [] if _owned is None else list(_owned.values())))
+        _connections, _owned, _generation = {}, None, _generation + 1
 
 
 os.register_at_fork(after_in_child=_start_anew_after_fork)

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from penstock._core import flush_c_output
-from penstock._jobs import current
+from penstock._jobs import current, interrupts
 from penstock._worker.orders import OrdersOfProcess
 from penstock._worker.runner import Runner
 
@@ -28,41 +28,58 @@ if TYPE_CHECKING:
 logger = logging.getLogger("penstock")
 
 
-def run_jobs(apps: list[App], worker: str, link: ChildLink, role: Role, written: WrittenPages) -> None:
+class Prepared:
+    """State that the children of a zygote have in common, made before the first fork.
+
+    Each page of the shared heap that a child writes to is copied, so a child makes as little as possible by itself.
+    """
+
+    def __init__(self, apps: list[App], worker: str) -> None:
+        self.apps = apps
+        self.worker = worker
+        # For slots that are processes.
+        self.runner = Runner(apps, worker)
+        self.orders = OrdersOfProcess(self.runner)
+
+
+def run_jobs(prepared: Prepared, link: ChildLink, role: Role, written: WrittenPages) -> None:
     """Run the jobs that arrive over the link, of any of these apps, in the slots of its role."""
     # A task may fork. If the forked process ever returns here, it must not continue with our jobs.
     os.register_at_fork(after_in_child=link.abandon)
     current.tell_progress = link.progress
-    for hook in [hook for app in apps for hook in app._process_start_hooks]:
-        hook()
+    for app in prepared.apps:
+        for hook in app._process_start_hooks:
+            hook()
     try:
         if role.kind == "thread":
             # Imported here because a child has slots of only one kind.
             from penstock._worker.threads import Threads
 
-            Threads(apps, worker, link, role.slots, role.once).run()
+            Threads(prepared.apps, prepared.worker, link, role.slots, role.once).run()
         elif role.kind == "async":
             from penstock._worker.loop import Loop
 
-            Loop(apps, worker, link, role.slots, role.once).run()
+            Loop(prepared.apps, prepared.worker, link, role.slots, role.once).run()
         else:
-            run_in_process(apps, worker, link, role, written)
+            run_in_process(prepared, link, role, written)
     except (BrokenPipeError, ConnectionResetError):
         # The supervisor is gone, and this process with it.
         pass
-    stop([hook for app in apps for hook in app._process_stop_hooks], "on_process_stop")
+    for app in prepared.apps:
+        stop(app._process_stop_hooks, "on_process_stop")
 
 
-def run_in_process(apps: list[App], worker: str, link: ChildLink, role: Role, written: WrittenPages) -> None:
+def run_in_process(prepared: Prepared, link: ChildLink, role: Role, written: WrittenPages) -> None:
     """Be one slot, in the main thread."""
-    for hook in [hook for app in apps for hook in app._slot_start_hooks]:
-        if not inspect.iscoroutinefunction(hook):
-            hook()
-    runner = Runner(apps, worker)
-    slot = link.slot()
+    for app in prepared.apps:
+        for hook in app._slot_start_hooks:
+            if not inspect.iscoroutinefunction(hook):
+                hook()
+    runner, slot = prepared.runner, link.slot()
     run, finish = runner.run, slot.finish
     # Orders come with a signal, which also interrupts the wait for a job when this process has to exit.
-    OrdersOfProcess(slot, runner)
+    runner.slot = prepared.orders.slot = slot
+    interrupts.slot_of = prepared.orders.slot_of
     if role.warm:
         written.copy()
     if not role.once:
@@ -80,7 +97,8 @@ def run_in_process(apps: list[App], worker: str, link: ChildLink, role: Role, wr
     if role.once:
         written.job_ended()
     # After an exception nothing is closed: that could wait for threads which never end.
-    stop([hook for app in apps for hook in app._slot_stop_hooks], "on_slot_stop")
+    for app in prepared.apps:
+        stop(app._slot_stop_hooks, "on_slot_stop")
     runner.close()
 
 

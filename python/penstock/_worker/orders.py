@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from penstock._jobs import interrupts, lending
+from penstock._jobs import lending
 from penstock._jobs.interrupts import EXCEPTIONS, SOFT
 from penstock._worker import runner
 from penstock._worker.runner import Steps
@@ -28,10 +27,6 @@ _AWAITS = frozenset({runner.Runner.run_on_loop.__code__, runner._awaited.__code_
 _STEPS = frozenset({Steps.send.__code__, Steps.throw.__code__, Steps._raise_soft_timeout.__code__})
 _OWN_FILE = runner.__file__
 _IMPORTS = "<frozen importlib._bootstrap>"
-
-# `signal.signal` looks up the old handler in an enum, which raises and catches an error. In a fresh fork that copies
-# about fifty pages of the shared heap, so this calls its C function directly.
-set_handler: Callable[[int, Any], Any] = getattr(signal.signal, "__wrapped__", signal.signal)
 
 
 def is_within_task(frame: FrameType | None) -> bool:
@@ -69,19 +64,23 @@ def interrupt(task: asyncio.Task[Any], slot: SlotLink) -> None:
 
 
 class OrdersOfProcess:
-    """Receives orders for the only slot of a process, in its main thread."""
+    """Receives orders for the only slot of a process, in its main thread.
 
-    def __init__(self, slot: SlotLink, jobs: Runner) -> None:
-        self._slot = slot
+    Made in the zygote, whose children inherit the handler. A child sets ``slot`` before its first job.
+    """
+
+    def __init__(self, jobs: Runner) -> None:
+        self.slot: SlotLink | None = None
         self._runner = jobs
-        jobs.slot = slot
-        interrupts.slot_of = lambda job_id: slot
-        set_handler(signal.SIGURG, self._on_signal)
+        signal.signal(signal.SIGURG, self._on_signal)
+
+    def slot_of(self, job_id: bytes) -> SlotLink | None:
+        return self.slot
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        slot = self._slot
+        slot = self.slot
         lending.resume_turns()
-        if not slot.order():
+        if slot is None or not slot.order():
             return
         if is_within_task(frame):
             order = slot.take_order()
@@ -93,5 +92,5 @@ class OrdersOfProcess:
 
     def _interrupt(self, loop: asyncio.AbstractEventLoop) -> None:
         task = next((task for task in asyncio.all_tasks(loop) if task.get_coro() is self._runner.awaited), None)
-        if task is not None:
-            interrupt(task, self._slot)
+        if task is not None and self.slot is not None:
+            interrupt(task, self.slot)

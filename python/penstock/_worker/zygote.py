@@ -17,7 +17,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from penstock._core import ChildLink, WrittenPages, collapse_heap, serve_forks
-from penstock._worker.child import flush_output, forget_inherited_finalizers, leave, note_finalizers, run_jobs
+from penstock._worker.child import Prepared, flush_output, forget_inherited_finalizers, leave, note_finalizers, run_jobs
 from penstock._worker.leftovers import open_descriptors, warnings_since
 from penstock._worker.loading import explain, load_all, refuse_unsuitable, report_of
 from penstock._worker.log import log_to_stderr
@@ -118,6 +118,7 @@ def serve(apps: list[App], worker: str, control_fd: int, work_fds: list[int], pa
     errors. What happens between two forks is not even Python (crates/penstock-worker/src/forks.rs).
     """
     written = WrittenPages()
+    prepared = Prepared(apps, worker)
     signal.set_wakeup_fd(-1)
     # Garbage is freed, and the collector never visits the remaining objects again: in the children it would touch,
     # and so copy, every page.
@@ -129,13 +130,13 @@ def serve(apps: list[App], worker: str, control_fd: int, work_fds: list[int], pa
         collapse_heap()
     role = serve_forks(control_fd, work_fds, flush_output, os.fork)
     if role is not None:
-        be_child(apps, worker, role, pages_fd, written)
+        be_child(prepared, role, pages_fd, written)
 
 
-def be_child(apps: list[App], worker: str, role: Role, pages_fd: int, written: WrittenPages) -> NoReturn:
+def be_child(prepared: Prepared, role: Role, pages_fd: int, written: WrittenPages) -> NoReturn:
     try:
         link = ChildLink(role.work_fd, role.reply_fd, pages_fd, role.child, role.zygote_pid)
-        run_jobs(apps, worker, link, role, written)
+        run_jobs(prepared, link, role, written)
     except ChildProcessError:
         # The zygote died before this child could ask to die with it.
         os._exit(0)
