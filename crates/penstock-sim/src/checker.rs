@@ -197,7 +197,11 @@ impl Checker {
             let items = items.filter(|item| item.workflow() == Some(workflow));
             let ids: BTreeSet<MessageId> = items.map(|item| item.message.id).collect();
             let moment = Self::moment_of(&ids, broker);
-            self.tell(Event::Overdue(workflow, Box::new(moment)))?;
+            self.tell(Event::Overdue {
+                workflow,
+                moment: Box::new(moment),
+                position: broker.last_position().0,
+            })?;
         }
         Ok(())
     }

@@ -99,8 +99,8 @@ impl Checker {
             }
         }
         self.safe_through = self.told;
-        let were_early =
-            self.forget_deadlines(broker) | self.forget_scheduled(broker, found_through)?;
+        let were_early = self.forget_deadlines(broker, found_through)
+            | self.forget_scheduled(broker, found_through)?;
         if let Some(lost) = first_lost {
             self.counts.lost += self.told + 1 - lost;
             self.safe_through = lost - 1;

@@ -38,7 +38,12 @@ pub(super) enum Event {
     /// Live message that was observed to own a key.
     Owner(Key, Option<MessageId>),
     /// The deadline of a workflow was observed to have passed.
-    Overdue(MessageId, Box<Moment>),
+    Overdue {
+        workflow: MessageId,
+        moment: Box<Moment>,
+        /// Last record that the broker had made by then.
+        position: u64,
+    },
     /// A quiet moment. `goes_on`: an operation on many jobs had not finished.
     Quiet {
         goes_on: bool,
@@ -93,7 +98,7 @@ impl Event {
                 Some(format!("{name} cancels job {job} for that of {time}"))
             }
             Self::Scheduled(name, job, _) => Some(format!("{name} has made job {job}")),
-            Self::Overdue(workflow, _) => Some(format!("the deadline of {workflow} has come")),
+            Self::Overdue { workflow, .. } => Some(format!("the deadline of {workflow} has come")),
             Self::Quiet { .. } => Some("all is quiet".to_string()),
             Self::Time(_)
             | Self::Restarted(_)
@@ -112,13 +117,19 @@ impl Checker {
         self.base_tx = self.told;
     }
 
-    /// Forgets that deadlines were observed to pass, if a crash has taken that back. Returns whether any remain.
-    pub(super) fn forget_deadlines(&mut self, broker: &Broker) -> bool {
+    /// Forgets that deadlines were observed to pass, if a crash has taken that back. Returns whether any were forgotten.
+    /// A new broker may have ended the same workflows again by itself, which the next crash may take back too, so that is
+    /// observed anew.
+    pub(super) fn forget_deadlines(&mut self, broker: &Broker, found_through: u64) -> bool {
         let events = self.story.len();
         self.looked_at = 0;
         self.story.retain(|event| match event {
-            Event::Overdue(workflow, _) => {
-                broker.workflow_is_overdue(workflow) || broker.workflow(workflow).is_none()
+            Event::Overdue {
+                workflow, position, ..
+            } => {
+                let was_found = *position <= found_through;
+                was_found && broker.workflow_is_overdue(workflow)
+                    || broker.workflow(workflow).is_none()
             }
             _ => true,
         });
@@ -190,7 +201,9 @@ impl Checker {
                 Ok(())
             }
             Event::Owner(key, owner) => self.model.saw_owner(key, *owner),
-            Event::Overdue(workflow, moment) => self.model.overdue(*workflow, moment),
+            Event::Overdue {
+                workflow, moment, ..
+            } => self.model.overdue(*workflow, moment),
             Event::Quiet { goes_on } => {
                 self.model.quiet(*goes_on);
                 Ok(())

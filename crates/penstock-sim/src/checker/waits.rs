@@ -198,7 +198,11 @@ impl Checker {
                 self.current.get(&session) == Some(conn) && self.model.is_there(session)
             });
             if is_there && waiting.lease.is_some() && waiting.lease == self.lease_of(*job) {
-                surely.entry(*job).or_default().extend(&waiting.keys);
+                // A wait that closed a circle has ended in the broker, although its refusal may still be on its way.
+                let is_refused =
+                    |key: &&MessageId| self.waits.missed.contains(&(*conn, *job, **key));
+                let keys = waiting.keys.iter().filter(|key| !is_refused(key));
+                surely.entry(*job).or_default().extend(keys);
             }
         }
         if !surely.contains_key(&waiter) {
