@@ -902,18 +902,24 @@ impl Model {
         self.may_be_cancelled_anew(id);
         for index in 0..self.items.len() {
             let item = &mut self.items[index];
-            if item.held_by != Some(id) || item.state != State::Ended(End::JoinFailed) {
+            let outer = item.member();
+            if item.held_by != Some(id) {
                 continue;
             }
-            item.state = State::Held(id);
-            let key = Key::Result(item.message.id);
-            let outer = item.member();
-            if let Some(stored) = self.values.remove(&key) {
-                self.on_their_way.insert(key, stored);
+            if item.state == State::Ended(End::JoinFailed) {
+                item.state = State::Held(id);
+                let key = Key::Result(item.message.id);
+                if let Some(stored) = self.values.remove(&key) {
+                    self.on_their_way.insert(key, stored);
+                }
+                if !self.live.contains(&index) {
+                    self.live.push(index);
+                }
+            } else if item.state != State::Held(id) {
+                continue;
             }
-            if !self.live.contains(&index) {
-                self.live.push(index);
-            }
+            // A message that may have ended before it was blocked has reported to its own join as well. If it was blocked,
+            // that join waits again; if not, the next look at the join shows it.
             if let Some(outer) = outer {
                 self.revive_member(outer);
             }

@@ -224,6 +224,13 @@ impl Checker {
         leads_to_any(is_late, job, |job| self.perhaps_awaited_by(job))
     }
 
+    /// Whether jobs that may wait for such a one hold all slots of a consumer: what waits in its queues waits as long.
+    pub(super) fn slots_may_wait_for_late_jobs(&self) -> bool {
+        let mut holders = self.waits.holders.values();
+        let waits = |job: &MessageId| self.may_wait_for_a_late_job(*job);
+        holders.any(|jobs| !jobs.is_empty() && jobs.iter().all(waits))
+    }
+
     /// Returns all jobs that this one has waited for since the last quiet moment, wherever it waits.
     fn perhaps_awaited_by(&self, job: MessageId) -> Vec<MessageId> {
         let mut next = self.model.perhaps_waits_for(job);
