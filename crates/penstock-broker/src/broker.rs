@@ -219,7 +219,7 @@ impl Broker {
             self.state.add_counts();
             self.state.queues.now = now;
         }
-        if self.clocks.has_stepped() {
+        if self.clocks.have_stepped() {
             self.clocks.journaled();
             // Synced although no client waits for it: after a crash all countdowns depend on it.
             self.begin(Durability::Disk);
@@ -300,7 +300,7 @@ impl Broker {
         // A broker that has just started may have found another boot of the machine. It must not wait for a client before
         // it records that: should the wall clock be set and the broker be killed, its successor would continue from the
         // wall clock.
-        if self.has_chores() || self.clocks.has_stepped() {
+        if self.has_chores() || self.clocks.is_unrecorded() {
             return Some(self.clocks.mono());
         }
         let asks = self.relay.next_deadline();

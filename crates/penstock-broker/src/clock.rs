@@ -76,6 +76,8 @@ pub(crate) struct Clocks {
     journaled_ahead_ms: i64,
     /// Last start of the machine that the journal knows.
     journaled_boot: Option<[u8; 16]>,
+    /// Whether the journal of the last broker leads to other clocks than these.
+    is_unrecorded: bool,
 }
 
 /// The steady clock as the journal knows it.
@@ -111,16 +113,24 @@ impl Clocks {
             }
             _ => now.wall_ms.saturating_add_signed(known.ahead_ms),
         };
-        Self {
+        let mut clocks = Self {
             now,
             steady_zero: steady.saturating_sub(now.mono_ms),
             journaled_ahead_ms: known.ahead_ms,
             journaled_boot: known.pair.map(|(boot, _)| boot.id),
-        }
+            is_unrecorded: false,
+        };
+        clocks.is_unrecorded = clocks.have_stepped();
+        clocks
+    }
+
+    /// Whether a new broker has clocks that it must journal, although nobody has talked to it yet.
+    pub(crate) fn is_unrecorded(&self) -> bool {
+        self.is_unrecorded
     }
 
     /// Whether the wall clock was set or the machine was restarted since the clocks were last journaled.
-    pub(crate) fn has_stepped(&self) -> bool {
+    pub(crate) fn have_stepped(&self) -> bool {
         let boot = self.now.boot.map(|boot| boot.id);
         let is_set = self.ahead_ms().abs_diff(self.journaled_ahead_ms) >= KNOWN_TO_MS;
         is_set || boot.is_some() && boot != self.journaled_boot
@@ -130,6 +140,7 @@ impl Clocks {
     pub(crate) fn journaled(&mut self) {
         self.journaled_ahead_ms = self.ahead_ms();
         self.journaled_boot = self.now.boot.map(|boot| boot.id);
+        self.is_unrecorded = false;
     }
 
     fn ahead_ms(&self) -> i64 {
