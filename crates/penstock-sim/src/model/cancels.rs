@@ -245,8 +245,9 @@ impl Model {
         let item = &self.items[index];
         let id = item.message.id;
         // Failed jobs do not match, but their failure may not have been observed, and may never be.
-        let has_failed = item.may_be_dead() && self.moment.failed.contains(&id);
-        let may_have_failed = item.may_be_dead() && self.moment.gone.contains(&id);
+        let may_be_dead = item.may_be_dead() || self.may_have_died_when_released(item);
+        let has_failed = may_be_dead && self.moment.failed.contains(&id);
+        let may_have_failed = may_be_dead && self.moment.gone.contains(&id);
         if matches!(item.state, State::Ended(_)) || has_failed {
             return;
         }
