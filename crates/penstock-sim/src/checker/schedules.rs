@@ -55,6 +55,18 @@ fn is_line_of(broker: &Broker, job: &MessageId, plan: &SchedulePlan) -> bool {
     broker.line_of(job) == Some((&plan.queue, &message.task, message.priority))
 }
 
+/// Returns the plan that made a job: this one, if none of the others fits better.
+fn made_by<'a>(
+    broker: &Broker,
+    job: &MessageId,
+    plan: &'a SchedulePlan,
+    others: &'a [SchedulePlan],
+) -> &'a SchedulePlan {
+    let is_line = |plan: &&SchedulePlan| is_line_of(broker, job, plan);
+    let mut fitting = [plan].into_iter().chain(others).filter(is_line);
+    fitting.next().unwrap_or(plan)
+}
+
 /// Counts the decided times, including the one that waits for the last job to end.
 fn counted(state: &ScheduleState) -> u64 {
     let tally = state.tally;
@@ -184,6 +196,8 @@ impl Checker {
             return Ok(());
         };
         let has_changed = before.changes != schedule.changes;
+        // Each of these was in force for a moment between two looks.
+        let between = schedule.plans_since(before.changes);
         let calendar = calendar(name, &plan, schedule.anchor)?;
         let after = match has_changed {
             true => before.state.after.max(schedule.moved_at),
@@ -236,7 +250,7 @@ impl Checker {
             let calendar = self::calendar(name, plan, before.state.anchor)?;
             let until = found.after.min(after);
             let decided = Decided::new(&calendar, before.state.after, until);
-            self.note_jobs(name, plan, &decided.listed, broker)?;
+            self.note_jobs(name, (plan, &between), &decided.listed, broker)?;
         }
         let mut fired = Vec::new();
         if let Some(time) = before.state.queued {
@@ -244,21 +258,22 @@ impl Checker {
             let job = Broker::scheduled_job(name, time);
             let before = before.state.plan.as_ref().filter(|_| has_changed);
             let before = before.filter(|before| is_line_of(broker, &job, before));
-            fired = self.note_jobs(name, before.unwrap_or(&plan), &[time], broker)?;
+            let plan = before.unwrap_or(&plan);
+            fired = self.note_jobs(name, (plan, &between), &[time], broker)?;
         }
-        fired.extend(self.note_jobs(name, &plan, &decided.listed, broker)?);
+        fired.extend(self.note_jobs(name, (&plan, &between), &decided.listed, broker)?);
         if let Some((time, job)) = found.last.filter(|_| found.last != before.state.last)
             && !self.model.knows(job)
         {
             // A run that somebody ordered, and that waited for the last job to end.
-            self.was_made(name, job, &plan)?;
+            self.was_made(name, job, made_by(broker, &job, &plan, &between))?;
             fired.push(time);
         }
         // Runs that have waited, too, and that others have followed within this look.
         for time in now..now + runs {
             let job = Broker::scheduled_job(name, time);
             if broker.knows(&job) && !self.model.knows(job) {
-                self.was_made(name, job, &plan)?;
+                self.was_made(name, job, made_by(broker, &job, &plan, &between))?;
                 fired.push(time);
             }
         }
@@ -314,11 +329,11 @@ impl Checker {
         Ok(())
     }
 
-    /// Notes the jobs of decided times. Returns those times.
+    /// Notes the jobs of decided times, which this plan made, or one of those between. Returns those times.
     fn note_jobs(
         &mut self,
         name: &ScheduleName,
-        plan: &SchedulePlan,
+        (plan, between): (&SchedulePlan, &[SchedulePlan]),
         times: &[u64],
         broker: &Broker,
     ) -> Result<Vec<u64>, String> {
@@ -328,7 +343,9 @@ impl Checker {
             if !broker.knows(&job) {
                 continue;
             }
-            if plan.overlap != Overlap::Allow {
+            let plan = made_by(broker, &job, plan, between);
+            let mut plans = between.iter().chain([plan]);
+            if plans.all(|plan| plan.overlap != Overlap::Allow) {
                 let schedule = self.model.schedules.get(name);
                 let last = schedule.and_then(|schedule| schedule.last);
                 self.model.nothing_is_in_the_way(name, last)?;

@@ -24,6 +24,8 @@ pub struct ScheduleModel {
     pub moved_at: u64,
     /// Number of orders that have changed it.
     pub changes: u64,
+    /// Plan in force after each of these orders, with the order's number.
+    plans: Vec<(u64, SchedulePlan)>,
     /// Number of orders to create a job at once.
     pub runs: u64,
     /// Number of such orders that were answered with a job.
@@ -44,6 +46,7 @@ impl ScheduleModel {
             anchor: 0,
             moved_at: 0,
             changes: 0,
+            plans: Vec::new(),
             runs: 0,
             answered: 0,
             last: None,
@@ -54,6 +57,13 @@ impl ScheduleModel {
     pub fn plan(&self) -> Option<&SchedulePlan> {
         let declared = self.declared.as_ref().map(|(plan, _)| plan);
         self.set.as_ref().or(declared)
+    }
+
+    /// Returns the plans that were in force for some time since it had changed so often, apart from the last.
+    pub fn plans_since(&self, changes: u64) -> Vec<SchedulePlan> {
+        let between = changes + 1..self.changes;
+        let plans = self.plans.iter().filter(|(at, _)| between.contains(at));
+        plans.map(|(_, plan)| plan.clone()).collect()
     }
 
     pub fn overlap(&self) -> Overlap {
@@ -125,6 +135,10 @@ impl Model {
             ScheduleStep::Run => {}
         }
         schedule.changes += 1;
+        let plan = schedule.plan().cloned();
+        schedule
+            .plans
+            .extend(plan.map(|plan| (schedule.changes, plan)));
         let is_new_timing = schedule.timing() != timing;
         if is_new_timing {
             schedule.anchor = now;
