@@ -370,6 +370,13 @@ impl Broker {
         Some((queue, names.text(head.task), head.priority))
     }
 
+    /// Returns how often an existing message may be delivered. For the simulator.
+    pub fn max_deliveries_of(&self, id: &MessageId) -> Option<u8> {
+        let messages = &self.state.messages;
+        let slot = messages.copies(id).next()?;
+        Some(messages.shared_head(slot).max_deliveries)
+    }
+
     /// Whether the worker of this message was asked to stop it. For the simulator.
     pub fn is_to_stop(&self, id: &MessageId) -> bool {
         let messages = &self.state.messages;

@@ -49,10 +49,11 @@ fn calendar(name: &ScheduleName, plan: &SchedulePlan, anchor: u64) -> Result<Cal
     Calendar::new(&plan.timing, anchor, seed_of(&[&name.app, &name.name]))
 }
 
-/// Whether a job waits in the flow of the plan's jobs.
+/// Whether a job waits in the flow of the plan's jobs, and may be delivered as often.
 fn is_line_of(broker: &Broker, job: &MessageId, plan: &SchedulePlan) -> bool {
     let message = &plan.message;
     broker.line_of(job) == Some((&plan.queue, &message.task, message.priority))
+        && broker.max_deliveries_of(job) == Some(message.max_deliveries)
 }
 
 /// Returns the plan that made a job: this one, if none of the others fits better.
