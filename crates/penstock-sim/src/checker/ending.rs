@@ -69,7 +69,7 @@ impl Checker {
         match item.state {
             _ if self.may_be_late(item) => true,
             State::Leased { .. } if self.may_wait_for_a_late_job(item.message.id) => true,
-            State::Waiting if self.slots_may_wait_for_late_jobs() => true,
+            State::Waiting if self.slots_may_wait_for_late_jobs(item) => true,
             // It may have been dropped as a failed job before anybody looked.
             _ if item.may_be_dead() && self.model.has_dropped_failed => true,
             _ => item.ending().is_some(),

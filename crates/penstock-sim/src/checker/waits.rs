@@ -6,7 +6,8 @@ use penstock_broker::ConnId;
 use penstock_message::{Key, Lease, MessageId, RefusedWait, WaitRefusal};
 
 use super::Checker;
-use crate::model::{State, Verdict};
+use super::consumers::ConsumerView;
+use crate::model::{Item, State, Verdict};
 use crate::said::Said;
 
 /// Waits as the sessions of the jobs report them.
@@ -224,11 +225,24 @@ impl Checker {
         leads_to_any(is_late, job, |job| self.perhaps_awaited_by(job))
     }
 
-    /// Whether jobs that may wait for such a one hold all slots of a consumer: what waits in its queues waits as long.
-    pub(super) fn slots_may_wait_for_late_jobs(&self) -> bool {
-        let mut holders = self.waits.holders.values();
-        let waits = |job: &MessageId| self.may_wait_for_a_late_job(*job);
-        holders.any(|jobs| !jobs.is_empty() && jobs.iter().all(waits))
+    /// Whether jobs that may wait for such a one hold all slots that may run this message: then it waits as long.
+    pub(super) fn slots_may_wait_for_late_jobs(&self, item: &Item) -> bool {
+        let is_held = |consumer: &(ConnId, u32)| {
+            let jobs = self.waits.holders.get(consumer);
+            let waits = |job: &MessageId| self.may_wait_for_a_late_job(*job);
+            jobs.is_some_and(|jobs| !jobs.is_empty() && jobs.iter().all(waits))
+        };
+        let views = self.views.iter();
+        let consumers = views.flat_map(|(conn, view)| {
+            let consumers = view.consumers.iter();
+            let takes = |view: &ConsumerView| {
+                view.queues.contains(&item.queue) && view.runs(&item.message.task)
+            };
+            let takers = consumers.filter(move |(_, view)| takes(view));
+            takers.map(|(number, _)| (*conn, *number))
+        });
+        let consumers: Vec<(ConnId, u32)> = consumers.collect();
+        !consumers.is_empty() && consumers.iter().all(is_held)
     }
 
     /// Returns all jobs that this one has waited for since the last quiet moment, wherever it waits.
