@@ -289,7 +289,7 @@ def test_a_limit_below_the_loaded_app_is_refused(memory: Memory) -> None:
 
 
 def test_a_supervisor_needs_no_more_memory_after_many_jobs(memory: Memory) -> None:
-    """The test is sensitive enough to notice a leak of 70 bytes per job."""
+    """The test is sensitive enough to notice a leak of 23 bytes per job."""
     worker = memory.worker("-c", "2")
 
     def run(jobs: int) -> None:
@@ -311,8 +311,8 @@ def test_a_supervisor_needs_no_more_memory_after_many_jobs(memory: Memory) -> No
         eventually(is_still, 30)
         return last
 
-    run(40_000)
+    run(10_000)
     before = idle()
-    run(60_000)
-    # 70 bytes per job: less than any record that the supervisor keeps of one.
-    assert idle() <= before + 4 * MB
+    run(90_000)
+    # 23 bytes per job: less than any record that the supervisor keeps of one.
+    assert idle() <= before + 2 * MB

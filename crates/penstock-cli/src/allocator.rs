@@ -10,8 +10,13 @@ use std::ptr;
 
 use mimalloc::MiMalloc;
 
-/// Size from which the system's allocator is used. glibc maps blocks of this size separately.
-const LARGE_BYTES: usize = 128 << 10;
+/// Size from which the system's allocator is used.
+///
+/// mimalloc puts blocks of 8 to 64 KiB into pages of 512 KiB by size, and larger ones into pages of 4 MiB. A page stays
+/// in memory, as far as it was ever used, while one of its blocks lives. In a worker, which has a few buffers of each of
+/// these sizes, that was most of what a million jobs left behind: 1.6 to 4.2 MB with a size of 128 KiB here, 1.7 to 2.1
+/// with 64, and 0.4 to 1.6 with 32.
+const LARGE_BYTES: usize = 32 << 10;
 
 #[global_allocator]
 static MEMORY: BySize = BySize;

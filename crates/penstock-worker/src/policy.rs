@@ -686,6 +686,15 @@ impl<J> Policy<J> {
         taken
     }
 
+    /// Returns the memory of tasks without waiting jobs, which keep room for as many jobs as have ever waited at once.
+    pub fn give_back_memory(&mut self) {
+        for task in &mut self.tasks {
+            if task.waiting.is_empty() {
+                task.waiting = VecDeque::new();
+            }
+        }
+    }
+
     /// Whether a matching job waits.
     pub fn any(&self, is_it: impl Fn(&J) -> bool) -> bool {
         let mut waiting = self.tasks.iter().flat_map(|task| &task.waiting);
@@ -782,6 +791,25 @@ pub(crate) mod tests {
             policy.packet_ended(sent.task, PacketEnd::Ran { jobs: 1 });
         }
         assert_eq!((policy.waiting(), policy.out()), (5, 0));
+    }
+
+    #[test]
+    fn a_task_keeps_no_room_for_jobs_that_waited_once() {
+        let mut policy = policy(1);
+        arrive(&mut policy, "quick", 0..1000);
+        arrive(&mut policy, "long", 0..1000);
+        policy.retain(|job| *job == 0);
+        policy.next_packet();
+        assert_eq!(policy.waiting(), 1);
+        policy.give_back_memory();
+        let mut kept: Vec<(usize, usize)> = policy
+            .tasks
+            .iter()
+            .map(|task| (task.waiting.len(), task.waiting.capacity()))
+            .collect();
+        kept.sort_unstable();
+        assert_eq!(kept[0], (0, 0));
+        assert!(kept[1].0 == 1 && kept[1].1 > 0, "{kept:?}");
     }
 
     fn turn(place: usize) -> Turn {

@@ -262,6 +262,9 @@ impl Supervisor {
         let is_busy = !self.outstanding.is_empty() || self.is_holding() || is_settling;
         self.memory.look_at = (any_trims || is_busy).then_some(now + pause);
         if self.memory.look_at.is_none() {
+            for pool in &mut self.pools {
+                pool.policy.give_back_memory();
+            }
             // The allocator keeps freed memory with the thread that allocated it, and only that thread can return it.
             // This one allocates nearly all: it reads the deliveries, and encodes the settlements.
             (self.config.give_back)();
