@@ -24,6 +24,7 @@ __all__ = [
     "collapse_heap",
     "draw_workflow",
     "flush_c_output",
+    "make_immortal",
     "Timing",
     "declare_schedule",
     "serve_forks",
@@ -412,6 +413,13 @@ class Consumer:
 
 def draw_workflow(status: str, how: str) -> str:
     """Draw a workflow that ``workflow_status`` returned, as a ``"tree"``, ``"dot"`` or ``"svg"``."""
+
+def make_immortal() -> int:
+    """Make all objects that the garbage collector knows immortal, and what they refer to. Return their number.
+
+    Processes that are forked then use them without writing to their memory. Does nothing on versions of Python without
+    immortal objects (3.11), nor on those whose marks are not known here (after 3.13).
+    """
 
 def collapse_heap() -> int:
     """Ask the kernel to move this process's memory into huge pages, and return the number of bytes moved."""

@@ -10,6 +10,7 @@ mod forks;
 mod graph;
 mod heap;
 mod ids;
+mod immortals;
 mod loan;
 mod options;
 mod port;
@@ -37,6 +38,8 @@ mod _core {
     use crate::graph::Graph;
     #[pymodule_export]
     use crate::heap::{WrittenPages, collapse_heap, flush_c_output};
+    #[pymodule_export]
+    use crate::immortals::make_immortal;
     #[pymodule_export]
     use crate::loan::Loan;
     #[pymodule_export]
