@@ -8,7 +8,7 @@ use crate::model::{Time, Verdict};
 use crate::network::Link;
 
 /// Maximum number of rounds until everybody is calm at one time. A broker that is never done with something, such as a
-/// purge, would go on for ever.
+/// purge, would never come to rest.
 const ROUNDS_TO_CALM: u32 = 100_000;
 
 impl World<'_> {
