@@ -97,6 +97,13 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    // Before the command line is parsed, which may allocate large blocks.
+    if std::env::args_os()
+        .nth(1)
+        .is_some_and(|command| command == "worker")
+    {
+        allocator::keep_little();
+    }
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return hints::report(&error),
