@@ -6,12 +6,13 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from project import Project, needs
+from project import Project, eventually, needs
 
 HERE = Path(__file__).parent
 
@@ -39,6 +40,23 @@ class ForgetfulDisk:
 
     def fail(self, what: str, at: int, error: str = "EIO", *, forever: bool = False) -> None:
         self._do("fail", what=what, at=at, error=error, forever=forever)
+
+    def hurry(self) -> None:
+        """Make each sync take as little time as it can."""
+        self._do("hurry")
+
+    def wait_for_calm(self, seconds: float) -> None:
+        """Wait until there was no sync for this long."""
+        syncs, since = -1, 0.0
+
+        def is_calm() -> bool:
+            nonlocal syncs, since
+            now, time_s = int(self._do("look")["counts"].get("sync", 0)), time.monotonic()
+            if now != syncs:
+                syncs, since = now, time_s
+            return time_s - since >= seconds
+
+        eventually(is_calm)
 
     def hang(self) -> None:
         """Make each sync wait until the disk is healed."""

@@ -13,6 +13,7 @@ Each line of JSON there is a command, answered by a line on standard output.
                                     writes take only a part. Reported as `failed` in the next answers
     {"do": "hang"}                  each sync waits from now on; their number is `hanging` in the next answers
     {"do": "heal"}                  nothing fails or hangs any more
+    {"do": "hurry"}                 syncs take as little time as they can; before, up to 10 ms by chance
 
 Why not kill -9: data that a killed process has written is in the operating system, which goes on. A power cut loses all
 unsynced data, or any part of it. These parts survive here, in pages of 4 KiB:
@@ -192,6 +193,7 @@ class Disk:
         self.flows = threading.Event()
         self.flows.set()
         self.hanging = 0
+        self.slowest_sync_s = SLOWEST_SYNC_S
         self.nodes: dict[int, Node] = {}
         self.root = self.add(Directory, stat.S_IFDIR | 0o700)
         self.off = False
@@ -237,7 +239,7 @@ class Disk:
     def serve(self, opcode: int, number: int, body: memoryview) -> bytes:
         if opcode in (20, 30):
             # A sync takes time, and data cut in the middle of it is neither safe nor forgotten yet.
-            time.sleep(self.chance.uniform(0, SLOWEST_SYNC_S))
+            time.sleep(self.chance.uniform(0, self.slowest_sync_s))
             self.hanging += 1
             self.flows.wait()
             self.hanging -= 1
@@ -400,6 +402,8 @@ class Disk:
                 case "heal":
                     self.fault = None
                     self.flows.set()
+                case "hurry":
+                    self.slowest_sync_s = 0
             told = {"failed": self.failed, "hanging": self.hanging, "off": self.off, "counts": self.counts}
             return {"forgotten": forgotten, **told}
 
