@@ -18,8 +18,8 @@ const USUAL_LARGE_BYTES: usize = 128 << 10;
 ///
 /// mimalloc puts blocks of 8 to 64 KiB into pages of 512 KiB by size, and larger ones into pages of 4 MiB. A page stays
 /// in memory, as far as it was ever used, while one of its blocks lives. In a worker, which has a few buffers of each of
-/// these sizes, that was most of what a million jobs left behind: 1.6 to 4.2 MB with a size of 128 KiB here, 1.7 to 2.1
-/// with 64, and 0.4 to 1.6 with 32. A broker would keep more with 32: glibc returns only the end of its heap, unless it is
+/// these sizes, that was most of what a million jobs left behind: 1.6 to 4.2 MB with a size of 128 KiB here, 0.7 to 2.1
+/// with 64, and 0.4 to 1.7 with 32. A broker would keep more with 32: glibc returns only the end of its heap, unless it is
 /// asked to (66 MiB after a drained backlog of 300,000, and 45 as it is).
 const LARGE_BYTES_OF_WORKER: usize = 32 << 10;
 
@@ -70,7 +70,8 @@ fn is_large(bytes: usize) -> bool {
             }
 }
 
-// SAFETY: both allocators keep the contract, and the size in a block's layout tells which one owns it.
+// SAFETY: both allocators keep the contract, and the size in a block's layout tells which one owns it: the size at which
+// they part does not change any more once there is a block to which it matters.
 unsafe impl GlobalAlloc for BySize {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         match is_large(layout.size()) {
