@@ -61,13 +61,16 @@ fn decide(bytes: usize) -> usize {
     }
 }
 
+fn large_bytes() -> usize {
+    match LARGE_BYTES.load(Ordering::Relaxed) {
+        0 => decide(USUAL_LARGE_BYTES),
+        decided => decided,
+    }
+}
+
 fn is_large(bytes: usize) -> bool {
-    bytes >= LARGE_BYTES_OF_WORKER
-        && bytes
-            >= match LARGE_BYTES.load(Ordering::Relaxed) {
-                0 => decide(USUAL_LARGE_BYTES),
-                decided => decided,
-            }
+    // Most blocks are smaller than either, and need no look at the decision.
+    bytes >= LARGE_BYTES_OF_WORKER && bytes >= large_bytes()
 }
 
 // SAFETY: both allocators keep the contract, and the size in a block's layout tells which one owns it: the size at which
