@@ -1,7 +1,7 @@
 //! Defines the exit codes, as main.rs and docs/cli.md list them.
 
 use std::fmt::Display;
-use std::io::{Write, stderr};
+use std::io::stderr;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -10,6 +10,7 @@ use penstock_journal::{OpenError, RepairError};
 use penstock_message::{Applied, Receipt, Refusal};
 use penstock_server::{ListenError, ServerError};
 
+use crate::logging;
 use crate::text::{printable_lines, state_name};
 
 pub const FAILED: u8 = 1;
@@ -39,7 +40,7 @@ impl CommandError {
     pub fn report(&self) -> ExitCode {
         // `eprintln!` panics when standard error can't be written, and the exit code would be wrong too.
         let message = printable_lines(&self.message);
-        let _unread = writeln!(stderr(), "penstock: {message}");
+        let _unread = logging::end(stderr(), &format!("penstock: {message}"));
         ExitCode::from(self.code)
     }
 }

@@ -1,13 +1,16 @@
 //! Sends the log to standard error (as text or JSON), or to a local broker's file.
 
 use std::fs::File;
-use std::io::{IsTerminal, stderr};
-use std::sync::Mutex;
+use std::io::{self, IsTerminal, Write, stderr};
+use std::sync::{Mutex, PoisonError};
 
 use clap::{Args, ValueEnum};
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
+
+/// Whether standard error has its last line, which says why the command ends.
+static ENDED: Mutex<bool> = Mutex::new(false);
 
 #[derive(Args)]
 pub struct LogArguments {
@@ -57,7 +60,7 @@ impl LogArguments {
     }
 
     pub fn to_stderr(&self) {
-        self.begin(stderr, stderr().is_terminal());
+        self.begin(|| UntilTheEnd(stderr()), stderr().is_terminal());
     }
 
     pub fn to_file(&self, file: File) {
@@ -86,5 +89,50 @@ impl LogArguments {
             LogFormat::Text => log.init(),
             LogFormat::Json => log.json().flatten_event(true).init(),
         }
+    }
+}
+
+/// Writes the line that says why the command ends. Threads that still run, such as one that waits for a slow disk,
+/// log nothing after it.
+pub fn end(mut output: impl Write, line: &str) -> io::Result<()> {
+    let mut ended = ENDED.lock().unwrap_or_else(PoisonError::into_inner);
+    *ended = true;
+    writeln!(output, "{line}")
+}
+
+/// Output of the log, which drops what comes after the last line.
+struct UntilTheEnd<W>(W);
+
+impl<W: Write> Write for UntilTheEnd<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.write_all(bytes).map(|()| bytes.len())
+    }
+
+    fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let ended = ENDED.lock().unwrap_or_else(PoisonError::into_inner);
+        if *ended {
+            return Ok(());
+        }
+        self.0.write_all(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_line_that_says_why_the_command_ends_is_the_last() {
+        let mut output = Vec::new();
+        UntilTheEnd(&mut output).write_all(b"logged\n").unwrap();
+        end(&mut output, "penstock: the disk failed").unwrap();
+        UntilTheEnd(&mut output)
+            .write_all(b"logged late\n")
+            .unwrap();
+        assert_eq!(output, b"logged\npenstock: the disk failed\n");
     }
 }
