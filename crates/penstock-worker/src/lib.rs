@@ -17,7 +17,7 @@
 //! | page.rs | the memory shared with children: claims, outcomes |
 //! | order.rs | orders to a running job: its soft limit, its end |
 //! | packet.rs | the bytes between supervisor and children |
-//! | link.rs | a child's side, wrapped by the Python extension |
+//! | link.rs | a child's side, wrapped by the Python extension: slots, and their running jobs |
 //! | fault.rs | the job of a process that caused a fatal signal |
 //! | outstanding.rs | the packets that are out, and their jobs that can be taken back |
 //! | memory.rs | the kernel's figures on the memory of processes |
