@@ -17,10 +17,12 @@ use pyo3::prelude::*;
 use pyo3::pybacked::{PyBackedBytes, PyBackedStr};
 use pyo3::types::{PyBytes, PyList, PyTuple};
 
+use crate::answers::{confirmed, odd_answer};
 use crate::child::extras_to_python;
-use crate::client::{Client, confirmed, job, odd_answer, wait_for_end};
+use crate::client::{Client, wait_for_end};
 use crate::errors::ClientError;
 use crate::progress::{Number, encode};
+use crate::requests::job;
 use crate::wait::{SLICE, deadline};
 
 /// Time that a broker with more jobs for this consumer has to send them before it is asked again.

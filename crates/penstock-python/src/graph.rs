@@ -12,10 +12,10 @@ use penstock_message::{
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::client::{copied, draw_ids, job};
 use crate::errors::ClientError;
 use crate::ids;
 use crate::options::Options;
+use crate::requests::{copied, draw_ids, job};
 
 /// Header of a job whose arguments are more than its body. It says how the process that runs the job builds them; users
 /// can't set it.

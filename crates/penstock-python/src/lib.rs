@@ -1,6 +1,7 @@
 //! Implements `penstock._core`, which only converts between Rust and Python. python/penstock/_core.pyi lists
 //! its content. Importing it starts no thread, opens no file and installs no handler.
 
+mod answers;
 mod child;
 mod client;
 mod consumer;
@@ -15,6 +16,7 @@ mod loan;
 mod options;
 mod port;
 mod progress;
+mod requests;
 mod schedules;
 mod values;
 mod wait;

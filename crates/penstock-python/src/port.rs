@@ -8,7 +8,7 @@ use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
-use crate::client::{all_ended, ended, ended_or_gone, info_dict, state_now};
+use crate::answers::{all_ended, ended, ended_or_gone, info_dict, state_now};
 use crate::errors::ClientError;
 
 /// Inbox of finished asynchronous calls: register `fileno()` with the event loop, then call `drain()`.
