@@ -10,13 +10,15 @@ use std::ops::Range;
 use penstock_message::{
     Due, Hold, JoinId, JoinOutcome as Outcome, Key, Lease, Member, Message, MessageId, Op,
     Overflow, QueueLimits, Receipt, Refusal, ReleaseReason, ScheduleName, SessionId, Target, Tx,
-    ValueStatus, WorkflowInfo, place_of_heir,
+    ValueStatus, place_of_heir,
 };
 
 mod cancels;
 mod claims;
+mod failures;
 mod growth;
 mod item;
+mod joins;
 mod known;
 mod leases;
 mod objections;
@@ -24,6 +26,7 @@ mod schedules;
 #[cfg(test)]
 mod tests;
 mod waits;
+mod workflows;
 
 use cancels::Operation;
 use item::{Attendance, JoinModel, Replaced, When};
@@ -777,11 +780,6 @@ impl Model {
         true
     }
 
-    /// Whether nobody has observed the end of the join. (An item that it holds may have ended in another way before.)
-    fn is_open(&self, join: JoinId) -> bool {
-        self.joins.get(&join).is_some_and(|join| !join.over)
-    }
-
     /// Whether it is in its queue or held, and certainly has not ended. (It may have been handed out, though.)
     fn surely_waits(&self, index: usize) -> bool {
         let item = &self.items[index];
@@ -800,229 +798,6 @@ impl Model {
         let live = self.live.iter().map(|index| &self.items[*index]);
         let running = live.filter(|item| matches!(item.state, State::Leased { .. }));
         running.map(|item| item.message.id).take(most).collect()
-    }
-
-    /// Finds a copy that has failed, or must have failed if the current operation was applied.
-    fn failed_copy(&mut self, id: MessageId) -> Option<usize> {
-        let copies = self.by_id.get(&id)?.clone();
-        let failed = copies.iter().find(|index| self.items[**index].has_failed());
-        let unseen = || {
-            copies
-                .iter()
-                .find(|index| self.items[**index].may_be_dead())
-        };
-        let index = *failed.or_else(unseen)?;
-        if !self.items[index].has_failed() {
-            self.bury(index);
-        }
-        Some(index)
-    }
-
-    /// Returns a failed message to the end of its queue, with its attempts and notes.
-    fn retry(&mut self, number: u64, id: MessageId, queue: Option<&str>) {
-        let Some(index) = self.failed_copy(id) else {
-            return;
-        };
-        if let Some(stored) = self.values.remove(&Key::Result(id)) {
-            self.on_their_way.insert(Key::Result(id), stored);
-        }
-        self.retried.insert(id);
-        let place = self.next_place();
-        let item = &mut self.items[index];
-        item.state = State::Waiting;
-        item.tx = number;
-        item.place = place;
-        item.in_order = true;
-        item.lacks_key = false;
-        if item.until_start {
-            item.claim = None;
-        }
-        item.due = None;
-        item.due_reached = true;
-        item.delayed_at_most = 0;
-        item.expires = None;
-        item.expiry_reached = false;
-        item.purged = false;
-        item.end_is_unsure = false;
-        item.ran_at_purge = false;
-        item.may_have_ended_at = None;
-        item.unsure_until = 0;
-        item.crashes = (0, 0);
-        item.failure = None;
-        item.suspects = 0;
-        item.asked = None;
-        item.cancelled = None;
-        item.may_have_run = false;
-        item.message.attempt += 1;
-        item.generation += 1;
-        if let Some(queue) = queue {
-            queue.clone_into(&mut item.queue);
-        }
-        if !self.live.contains(&index) {
-            self.live.push(index);
-        }
-        let queue = self.items[index].queue.clone();
-        self.may_drop(&queue, &(index..index + 1));
-        if let Some(place) = self.items[index].member() {
-            self.revive_member(place);
-        }
-    }
-
-    /// Makes a join wait again for a member that had failed, and restores everything that the join had blocked.
-    fn revive_member(&mut self, place: Member) {
-        let id = place.join;
-        let may_have_gone_on = self.may_be_released(id);
-        let may_have_failed = self.may_have_failed(id);
-        let Some(join) = self.joins.get_mut(&id) else {
-            return;
-        };
-        let has_gone_on = join.over && !join.has_failed;
-        if has_gone_on || !join.arrived.remove(&place.index) {
-            return;
-        }
-        join.may_have_gone_on = may_have_gone_on;
-        join.may_have_failed_before |= may_have_failed;
-        join.failures -= 1;
-        if !join.over || join.failures > join.policy.max_failures() {
-            return;
-        }
-        join.over = false;
-        join.was_over = false;
-        join.has_failed = false;
-        join.was_reopened = true;
-        let (then, outcome) = (join.then.clone(), join.outcome.clone());
-        if let Some((key, _)) = outcome
-            && let Some(stored) = self.values.remove(&key)
-        {
-            self.on_their_way.insert(key, stored);
-        }
-        for place in then {
-            self.revive_member(place);
-        }
-        self.may_be_cancelled_anew(id);
-        for index in 0..self.items.len() {
-            let item = &mut self.items[index];
-            let outer = item.member();
-            if item.held_by != Some(id) {
-                continue;
-            }
-            if item.state == State::Ended(End::JoinFailed) {
-                item.state = State::Held(id);
-                let key = Key::Result(item.message.id);
-                if let Some(stored) = self.values.remove(&key) {
-                    self.on_their_way.insert(key, stored);
-                }
-                if !self.live.contains(&index) {
-                    self.live.push(index);
-                }
-            } else if item.state != State::Held(id) {
-                continue;
-            }
-            // A message that may have ended before it was blocked has reported to its own join as well. If it was blocked,
-            // that join waits again; if not, the next look at the join shows it.
-            if let Some(outer) = outer {
-                self.revive_member(outer);
-            }
-        }
-    }
-
-    fn arrive(&mut self, id: JoinId, index: u32, succeeded: bool) {
-        // All members report to a failed join, because a person may retry the members that failed it.
-        let join = self.joins.get_mut(&id);
-        let Some(join) = join.filter(|join| !join.over || join.has_failed) else {
-            return;
-        };
-        if !join.arrived.insert(index) {
-            return;
-        }
-        join.failures += u32::from(!succeeded);
-        if join.over {
-            return;
-        }
-        let failed = join.failures > join.policy.max_failures();
-        if failed || join.arrived.len() == join.count as usize {
-            self.end_join(id, failed);
-        }
-    }
-
-    /// Releases or blocks the messages that a join holds, and notifies the joins of which it is a member.
-    fn end_join(&mut self, id: JoinId, failed: bool) {
-        let Some(join) = self.joins.get_mut(&id) else {
-            return;
-        };
-        join.over = true;
-        join.has_failed = failed;
-        let (then, outcome) = (join.then.clone(), join.outcome.clone());
-        // The broker may have dropped the group, and ended what it held, before the retry that reopened it here.
-        let may_be_gone = join.was_reopened && self.has_dropped_failed;
-        let before = self.ended_at;
-        if failed {
-            // Another end, which nobody observed, may have come first.
-            self.ended_at = before.into_iter().chain(self.may_be_over_since(id)).min();
-        }
-        for index in self.live.clone() {
-            if self.items[index].state != State::Held(id) {
-                continue;
-            }
-            let end = match (failed, self.items[index].when()) {
-                (true, Outcome::Succeeded) => End::JoinFailed,
-                (false, Outcome::Failed) => End::NotNeeded,
-                _ => {
-                    self.items[index].state = State::Waiting;
-                    self.items[index].purged |= may_be_gone;
-                    self.items[index].end_is_unsure |= may_be_gone;
-                    continue;
-                }
-            };
-            match self.items[index].ending() {
-                None => {
-                    // A blocked message frees its key, and does not reclaim it when it is retried.
-                    self.items[index].claim = None;
-                    self.end(index, end);
-                }
-                Some(_) => {
-                    // It may have ended before that; or it was blocked and so does not end in another way.
-                    self.items[index].purged = true;
-                    self.items[index].end_is_unsure = true;
-                    self.items[index].claim_is_unsure = true;
-                }
-            }
-        }
-        if let Some((key, ttl_ms)) = outcome {
-            let stored = Stored {
-                status: match failed {
-                    true => ValueStatus::Upstream,
-                    false => ValueStatus::Gathered,
-                },
-                body: None,
-                until: Some(self.now.steady + ttl_ms),
-                late_ms: self.late_ms(),
-                tx: None,
-            };
-            self.values.insert(key, stored);
-        }
-        for Member { join, index } in then {
-            self.arrive(join, index, !failed);
-        }
-        self.ended_at = before;
-    }
-
-    /// Returns the earliest time at which a member of the join may have ended unobserved, if one may have.
-    fn may_be_over_since(&self, id: JoinId) -> Option<u64> {
-        let join = self.joins.get(&id)?;
-        let missing = (0..join.count).filter(|index| !join.arrived.contains(index));
-        let ended = missing.filter_map(|index| {
-            let inner = self.by_place.get(&(id, index));
-            let inner = inner.and_then(|inner| self.may_be_over_since(*inner));
-            let places = self.by_member.get(&(id, index)).into_iter().flatten();
-            let ended = places.filter_map(|place| {
-                let item = &self.items[*place];
-                let held = || self.may_be_over_since(item.held_by?);
-                item.may_have_ended_at.or_else(held)
-            });
-            ended.chain(inner).min()
-        });
-        ended.min()
     }
 
     /// Returns the milliseconds by which the current end may have been observed late.
@@ -1050,21 +825,6 @@ impl Model {
         }
     }
 
-    /// Whether the unobserved members of a join may all have ended, now or before a retry.
-    fn may_be_released(&self, id: JoinId) -> bool {
-        let Some(join) = self.joins.get(&id).filter(|join| !join.over) else {
-            return false;
-        };
-        if join.may_have_gone_on {
-            return true;
-        }
-        // A success is always observed, so these members can only have failed.
-        let mut missing = (0..join.count).filter(|index| !join.arrived.contains(index));
-        let failures = u64::from(join.failures) + missing.clone().count() as u64;
-        failures <= u64::from(join.policy.max_failures())
-            && missing.all(|index| self.may_have_ended(id, index))
-    }
-
     /// Whether the join that holds this item may have released it: for a failure, if the item waits for one.
     fn may_let_go(&self, index: usize) -> bool {
         let item = &self.items[index];
@@ -1088,200 +848,6 @@ impl Model {
         }
     }
 
-    /// Whether a member of the join may have failed, so that the join blocks the messages that it holds.
-    fn may_have_failed(&self, id: JoinId) -> bool {
-        let Some(join) = self.joins.get(&id).filter(|join| !join.over) else {
-            return false;
-        };
-        if join.may_have_failed_before {
-            return true;
-        }
-        let missing = (0..join.count).filter(|index| !join.arrived.contains(index));
-        let ended = missing.filter(|index| self.may_have_ended(id, *index));
-        let failures = u64::from(join.failures) + ended.count() as u64;
-        failures > u64::from(join.policy.max_failures())
-    }
-
-    fn may_have_ended(&self, join: JoinId, index: u32) -> bool {
-        let inner = self.by_place.get(&(join, index));
-        let may_have_ended = |id: &JoinId| {
-            let was_dropped = self.joins.get(id).is_some_and(|join| join.was_dropped);
-            was_dropped || self.may_have_failed(*id)
-        };
-        if inner.is_some_and(may_have_ended) {
-            return true;
-        }
-        let places = self.by_member.get(&(join, index));
-        let mut items = places
-            .into_iter()
-            .flatten()
-            .map(|place| &self.items[*place]);
-        items.any(|item| {
-            item.ending().is_some()
-                || item.may_be_dead()
-                || self.may_have_died_when_released(item)
-                || matches!(item.state, State::Held(other) if self.may_have_failed(other))
-        })
-    }
-
-    /// Whether its group may have released it, and its workers may have died, all unobserved.
-    fn may_have_died_when_released(&self, item: &Item) -> bool {
-        match item.state {
-            State::Held(join) => {
-                let may_be_released = match item.when() {
-                    Outcome::Succeeded => self.may_be_released(join),
-                    _ => self.may_be_released(join) || self.may_have_failed(join),
-                };
-                item.may_have_died_unseen() && may_be_released
-            }
-            _ => false,
-        }
-    }
-
-    /// Compares, at a quiet moment, the counts of all workflows with their jobs.
-    pub fn workflows_are_right(
-        &self,
-        seen: impl Fn(&MessageId) -> Option<WorkflowInfo>,
-    ) -> Verdict {
-        let mut jobs: BTreeMap<MessageId, Vec<&Item>> = BTreeMap::new();
-        for item in &self.items {
-            let extras = item.message.extras.as_ref();
-            if let Some(workflow) = extras.and_then(|extras| extras.workflow)
-                && item.state != State::Ended(End::Replaced)
-            {
-                jobs.entry(workflow).or_default().push(item);
-            }
-        }
-        for workflow in &self.workflows {
-            let jobs = jobs.get(workflow).map_or(&[][..], Vec::as_slice);
-            Self::workflow_is_right(*workflow, jobs, seen(workflow).as_ref())?;
-        }
-        Ok(())
-    }
-
-    /// Compares the counts of a workflow with its jobs. The broker lists a workflow at least until its first end.
-    fn workflow_is_right(id: MessageId, jobs: &[&Item], seen: Option<&WorkflowInfo>) -> Verdict {
-        let Some(WorkflowInfo { jobs: counts, .. }) = seen else {
-            let goes_on = |item: &&&Item| match item.state {
-                State::Leased { .. } => true,
-                State::Waiting => item.ending().is_none() && !item.may_be_dead(),
-                _ => false,
-            };
-            // A workflow that has ended and was forgotten may have resumed because a person retried a job.
-            let was_retried = jobs.iter().any(|item| item.generation > 0);
-            return match jobs.iter().find(goes_on).filter(|_| !was_retried) {
-                Some(item) => Err(format!(
-                    "workflow {id} is not listed, and {} has not ended",
-                    item.message.id
-                )),
-                None => Ok(()),
-            };
-        };
-        let ended = counts.succeeded + counts.failed + counts.cancelled;
-        let counted = counts.waiting + counts.running + counts.blocked + ended;
-        // A job that was not needed is not counted, and it may have ended in another way before.
-        let waits_for_failure = |item: &&&Item| item.when() == Outcome::Failed;
-        let unsure = jobs.iter().filter(waits_for_failure).count() as u64;
-        let all = jobs.len() as u64;
-        if counted > all || counted + unsure < all {
-            return Err(format!(
-                "workflow {id} has {} jobs, and counts {counts:?}",
-                jobs.len()
-            ));
-        }
-        let succeeded = jobs
-            .iter()
-            .filter(|item| item.state == State::Ended(End::Acked));
-        match succeeded.count() as u64 {
-            succeeded if succeeded == counts.succeeded => Ok(()),
-            succeeded => Err(format!(
-                "{succeeded} jobs of workflow {id} have succeeded, and it counts {counts:?}"
-            )),
-        }
-    }
-
-    /// Returns the joins whose end nobody has observed.
-    pub fn open_joins(&self) -> Vec<JoinId> {
-        let open = self.joins.iter().filter(|(_, join)| !join.over);
-        open.map(|(id, _)| *id).collect()
-    }
-
-    /// Compares, at a quiet moment, the members of the join that have reported, and whether it has failed. Every
-    /// certain end must be among them, and no impossible one.
-    pub fn saw_join(&mut self, id: JoinId, seen: Option<&(Vec<u32>, bool)>) -> Verdict {
-        let Some(join) = self.joins.get(&id).filter(|join| !join.over) else {
-            return Ok(());
-        };
-        let (arrived, count) = (join.arrived.clone(), join.count);
-        let was_reopened = join.was_reopened;
-        let Some((seen, has_failed)) = seen else {
-            if self.may_be_released(id) {
-                self.was_released(id);
-            } else if self.may_have_failed(id) || was_reopened {
-                // The broker may have dropped the group before the retry.
-                self.was_dropped(id);
-            } else {
-                self.fail(format!(
-                    "group {id} is over, and only {arrived:?} of its {count} members have ended"
-                ))?;
-            }
-            return Ok(());
-        };
-        if let Some(join) = self.joins.get_mut(&id) {
-            join.may_have_gone_on = false;
-        }
-        if let Some(unreported) = arrived.iter().find(|index| !seen.contains(index)) {
-            self.fail(format!(
-                "member {unreported} of group {id} has ended, and the group has not heard of it"
-            ))?;
-        }
-        if seen.len() == count as usize && !has_failed {
-            self.fail(format!("group {id} has all its members, and is not over"))?;
-        }
-        for index in seen.iter().filter(|index| !arrived.contains(index)) {
-            if !self.may_have_ended(id, *index) {
-                self.fail(format!(
-                    "group {id} has heard of member {index}, which has not ended"
-                ))?;
-            }
-            // Its end was not observed, so it has not succeeded.
-            self.ended_at = self.may_be_over_since(id);
-            self.arrive(id, *index, false);
-            self.ended_at = None;
-        }
-        let is_over = self.joins.get(&id).is_some_and(|join| join.over);
-        match *has_failed == is_over {
-            true => Ok(()),
-            false => self.fail(format!("group {id} has failed: {has_failed}")),
-        }
-    }
-
-    /// Drops a join that may have failed: it no longer exists, and its messages have ended or will be reported as
-    /// ended.
-    fn was_dropped(&mut self, id: JoinId) {
-        if let Some(join) = self.joins.get_mut(&id) {
-            join.over = true;
-            join.was_dropped = true;
-        }
-        for index in self.live.clone() {
-            let item = &mut self.items[index];
-            if item.state == State::Held(id) {
-                item.purged = true;
-                item.end_is_unsure = true;
-                if item.when() != Outcome::Succeeded {
-                    item.state = State::Waiting;
-                }
-            }
-        }
-    }
-
-    /// Releases a join: nobody observed the end of its last member, but its held messages have appeared.
-    fn was_released(&mut self, id: JoinId) {
-        self.ended_at = self.may_be_over_since(id);
-        self.end_join(id, false);
-        self.ended_at = None;
-    }
-
     fn store_end(&mut self, index: usize, status: ValueStatus) {
         let item = &self.items[index];
         let Some(ttl_ms) = item.message.result_ttl_ms else {
@@ -1296,69 +862,6 @@ impl Model {
             tx: None,
         };
         self.values.insert(Key::Result(item.message.id), stored);
-    }
-
-    fn crash_item(&mut self, index: usize) {
-        let (place, now) = (self.next_place(), self.now);
-        let item = &mut self.items[index];
-        item.crashes = (item.crashes.0 + 1, item.crashes.1 + 1);
-        item.wait_in_old_place();
-        item.is_delayed_by_crash(place, now);
-        if item.crashes.0 >= item.message.max_deliveries {
-            self.bury(index);
-            self.saw_failure(index);
-        } else if item.crashes.1 >= item.message.max_deliveries {
-            item.state = State::Adrift { maybe: Vec::new() };
-        }
-    }
-
-    /// Notes that a message has just failed.
-    fn saw_failure(&mut self, index: usize) {
-        let place = self.next_place();
-        let steady_ms = self.now.steady;
-        self.items[index].failure = Some(Failed { place, steady_ms });
-    }
-
-    /// Notes that this item or another one has killed the worker that ran both.
-    fn suspect_item(&mut self, index: usize) {
-        let item = &mut self.items[index];
-        item.suspects += 1;
-        item.wait_in_old_place();
-        if item.suspects >= 3 || item.message.max_deliveries == 1 {
-            self.bury(index);
-        }
-    }
-
-    /// Fails a message whose workers have died too often.
-    fn bury(&mut self, index: usize) {
-        self.store_end(index, ValueStatus::Crashed);
-        self.finish(index, End::Crashed);
-    }
-
-    /// Notes that the broker lists this message among the failed jobs, which the model may not have known.
-    pub fn has_failed(&mut self, id: MessageId) -> Verdict {
-        let copies = self.by_id.get(&id).cloned().unwrap_or_default();
-        let is_known = copies.iter().any(|index| self.items[*index].has_failed());
-        let died = copies.iter().copied().filter(|index| {
-            let item = &self.items[*index];
-            item.may_be_dead() || self.may_have_died_when_released(item)
-        });
-        // Of several copies, the one that is known to have been handed out.
-        let died = died.max_by_key(|index| self.items[*index].leases.len());
-        match died {
-            Some(index) => {
-                self.was_let_go(index);
-                self.ended_at = self.items[index].may_have_ended_at;
-                self.bury(index);
-                self.ended_at = None;
-                Ok(())
-            }
-            None if is_known => Ok(()),
-            None => {
-                let items: Vec<&Item> = self.with_id(id).collect();
-                self.fail(format!("{id} has failed, and nothing says so: {items:?}"))
-            }
-        }
     }
 
     fn next_place(&mut self) -> u64 {
