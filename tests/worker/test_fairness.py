@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from project import within
 from worker.odd_shop import Shop
 
@@ -16,6 +18,15 @@ def test_a_long_job_holds_up_no_tiny_one(shop: Shop) -> None:
     assert [job.result(timeout=30) for job in jobs] == list(range(5_000))
     shop.release("long")
     assert long.result(timeout=30) > 0
+
+
+def test_jobs_that_come_one_at_a_time_are_run_by_few_processes(shop: Shop) -> None:
+    """The others touch no memory and open no connections."""
+    shop.ready_worker("-c", "8")
+    pids = Counter(shop.tasks.pid.delay().result(timeout=30) for _ in range(200))
+    # A job may come before the process that ended the last one waits again, so it is seldom one process alone. In turn,
+    # three of eight would run 75 jobs.
+    assert sum(jobs for _, jobs in pids.most_common(3)) > 150, pids
 
 
 def test_jobs_that_share_a_packet_with_one_that_turns_out_long_go_elsewhere(shop: Shop) -> None:

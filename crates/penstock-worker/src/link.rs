@@ -14,6 +14,7 @@
 //! A job reports its progress as often as it likes. At most one report in a tenth of a second is passed on, the
 //! latest: by the next call, by a thread that exists only for the last report, or with the job's end.
 
+mod first_idle;
 mod slot;
 mod window;
 
@@ -30,6 +31,7 @@ use rustix::net::{SendFlags, send};
 pub use self::slot::{Ended, Pulled, Slot};
 pub use self::window::{LongWait, Resumed, Window};
 
+use self::first_idle::FirstIdle;
 use self::window::PROGRESS_EVERY_NS;
 use crate::fault;
 use crate::memory::trim;
@@ -52,6 +54,8 @@ pub struct Link {
     parked: AtomicU32,
     /// Descriptor to which each change of that number is written, as four 0xff bytes.
     news: OnceLock<OwnedFd>,
+    /// Where a child with one slot waits for packets; `None` if it has to block at the socket.
+    first_idle: OnceLock<Option<FirstIdle>>,
     /// Whether nothing more is claimed or begun here.
     has_closed: AtomicBool,
     /// Windows of all slots, to find the jobs that report progress.
@@ -130,6 +134,7 @@ impl Link {
             slots: AtomicU32::new(0),
             parked: AtomicU32::new(0),
             news: OnceLock::new(),
+            first_idle: OnceLock::new(),
             has_closed: AtomicBool::new(false),
             windows: Mutex::default(),
             is_late: AtomicBool::new(false),
@@ -230,6 +235,18 @@ impl Link {
         if let Some(news) = self.news.get() {
             // If this fails, there is no listener left.
             let _ = rustix::io::write(news, &u32::MAX.to_le_bytes());
+        }
+    }
+
+    /// Returns where to wait for packets, unless the wait is to be at the socket itself.
+    ///
+    /// A child with several slots waits there: if the first of two such children took all jobs, they would compete for
+    /// one interpreter's lock.
+    fn first_idle(&self) -> Option<&FirstIdle> {
+        let enter = || FirstIdle::new(&self.work).ok();
+        match self.slots.load(Ordering::Relaxed) {
+            1 => self.first_idle.get_or_init(enter).as_ref(),
+            _ => None,
         }
     }
 

@@ -9,6 +9,7 @@ use penstock_faults::planted;
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
+use super::first_idle::FirstIdle;
 use super::window::Window;
 use super::{InLine, Link, Turn, damaged, lock};
 use crate::fault;
@@ -130,7 +131,7 @@ impl Slot {
         }
         let pulled = match link.has_closed() {
             true => Ok(Pulled::End),
-            false => self.receive(&link, RecvFlags::empty()),
+            false => self.receive(&link, true),
         };
         link.leave_line();
         if let Ok(Pulled::End) = pulled {
@@ -149,7 +150,7 @@ impl Slot {
         let link = Arc::clone(&self.link);
         let pulled = match link.has_closed() {
             true => Ok(Pulled::End),
-            false => self.receive(&link, RecvFlags::DONTWAIT),
+            false => self.receive(&link, false),
         };
         if let Ok(Pulled::End) = pulled {
             link.tell_closing()?;
@@ -163,8 +164,14 @@ impl Slot {
         }
     }
 
-    fn receive(&mut self, link: &Link, wait: RecvFlags) -> io::Result<Pulled> {
+    /// Takes and claims a packet. `waits`: waits for one; otherwise there may be [`Pulled::Nothing`].
+    fn receive(&mut self, link: &Link, waits: bool) -> io::Result<Pulled> {
         let mut buffer = lock(&link.buffer);
+        let first_idle = waits.then(|| link.first_idle()).flatten();
+        let wait = match waits && first_idle.is_none() {
+            true => RecvFlags::empty(),
+            false => RecvFlags::DONTWAIT,
+        };
         loop {
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
             let mut ancillary = RecvAncillaryBuffer::new(&mut space);
@@ -173,7 +180,12 @@ impl Slot {
             let received = match recvmsg(&link.work, &mut whole, &mut ancillary, flags) {
                 Ok(received) => received.bytes,
                 Err(Errno::INTR) => return Ok(Pulled::Interrupted),
-                Err(Errno::AGAIN) => return Ok(Pulled::Nothing),
+                Err(Errno::AGAIN) => match first_idle.map(FirstIdle::wait) {
+                    Some(Ok(())) => continue,
+                    Some(Err(Errno::INTR)) => return Ok(Pulled::Interrupted),
+                    Some(Err(error)) => return Err(error.into()),
+                    None => return Ok(Pulled::Nothing),
+                },
                 Err(Errno::CONNRESET) => return Ok(Pulled::End),
                 Err(error) => return Err(error.into()),
             };
