@@ -1,4 +1,4 @@
-//! What the broker answers, as Python's objects.
+//! Converts the broker's answers to Python's objects.
 
 use penstock_driver::DriverError;
 use penstock_message::{

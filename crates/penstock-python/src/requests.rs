@@ -1,4 +1,4 @@
-//! What Python's calls give, as the driver's types.
+//! Converts the arguments of Python's calls to the driver's types.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! What a local broker does about its clients and its directory: it exits when they are gone, and moves its socket there.
+//! Decides when a local broker exits, and moves its socket to its directory once there is room.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::{Duration, Instant};
