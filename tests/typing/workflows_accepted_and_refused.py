@@ -198,6 +198,10 @@ def leaving(job: CurrentJob) -> None:
     assert_type(job.spawn(add.s(1, 2)), Job[int])
     assert_type(job.spawn(add.s(1, 2) | show.s()), Workflow[str])
     job.spawn(add.s(1))  # E: call-overload
+    job.spawn(add.s(1, 2), into="group")
+    job.spawn(add.s(1, 2) | show.s(), into="group")
+    job.spawn(add.s(1, 2), into="chain")  # E: call-overload
+    job.spawn(add.s(1, 2), now=True, into="group")  # E: call-overload
     app.replace(add.s(1))  # E: arg-type
     app.replace(add)  # E: arg-type
 
