@@ -324,21 +324,18 @@ impl BrokerState {
 
     /// Returns the keys that a running job waits for; empty if it does not wait.
     pub(crate) fn awaited_by(&self, id: &MessageId) -> Vec<MessageId> {
-        let Some(waiters) = self.waits.waiters.get(id) else {
-            return Vec::new();
-        };
         let grant = self.grant_of(id);
-        let waiters = waiters.iter();
-        let waiters = waiters.filter(|waiter| self.still_waits(waiter, grant));
-        let keys = waiters.flat_map(|waiter| waiter.keys.iter().copied());
-        let mut keys: Vec<MessageId> = keys.collect();
-        keys.sort_unstable();
-        keys
+        self.awaited_where(id, |waiter| self.still_waits(waiter, grant))
     }
 
     /// Returns the keys that any run of a job waits for, even one whose lease was lost: it still holds its slot.
     pub(crate) fn awaited_in_any_run(&self, id: &MessageId) -> Vec<MessageId> {
+        self.awaited_where(id, |_| true)
+    }
+
+    fn awaited_where(&self, id: &MessageId, counts: impl Fn(&WaitSite) -> bool) -> Vec<MessageId> {
         let waiters = self.waits.waiters.get(id).into_iter().flatten();
+        let waiters = waiters.filter(|waiter| counts(waiter));
         let mut keys: Vec<MessageId> = waiters
             .flat_map(|waiter| waiter.keys.iter().copied())
             .collect();
