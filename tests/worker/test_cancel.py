@@ -122,7 +122,8 @@ def is_gone(pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/stat") as stat:
             return stat.read().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
+    # The second one if it is reaped between the opening and the reading.
+    except (FileNotFoundError, ProcessLookupError):
         return True
 
 

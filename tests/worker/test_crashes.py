@@ -179,5 +179,5 @@ def test_deaths_one_after_another_leave_no_zombies_and_no_descriptors(shop: Shop
 def parent_of_or_none(pid: int) -> int | None:
     try:
         return parent_of(pid)
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return None
