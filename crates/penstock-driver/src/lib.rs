@@ -95,6 +95,13 @@ pub trait Driver: Send + Sync {
     }
     /// Like `watch`, but also reports keys that are pending.
     fn peek(&self, keys: Vec<Key>, deadline: Option<Instant>, sink: Arc<dyn ValueSink>) -> WatchId;
+    /// Like `watch` without a deadline, for keys that nobody waits for yet. They are reported while somebody reads for
+    /// another reason: alone they cause neither a connection nor a read.
+    fn watch_ahead(&self, keys: Vec<Key>, sink: Arc<dyn ValueSink>) -> WatchId {
+        self.watch(keys, None, sink)
+    }
+    /// Says whether a caller waits for keys that were watched ahead.
+    fn await_ahead(&self, _watch: WatchId, _awaited: bool) {}
     fn unwatch(&self, watch: WatchId);
 
     fn query(&self, query: Query, deadline: Instant, done: Done<Answer>);

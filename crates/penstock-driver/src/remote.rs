@@ -191,7 +191,7 @@ impl Remote {
             _ => return Err(DriverError::closed()),
         }
         let told = tell(&mut state.session);
-        if state.read_by == ReadBy::Nobody {
+        if state.read_by == ReadBy::Nobody && !state.session.is_idle() {
             state.read_by = ReadBy::Thread;
         }
         let state = self.shared.flush(state);
@@ -324,6 +324,19 @@ impl Driver for Remote {
 
     fn peek(&self, keys: Vec<Key>, deadline: Option<Instant>, sink: Arc<dyn ValueSink>) -> WatchId {
         self.begin_watch(keys, true, None, deadline, sink)
+    }
+
+    fn watch_ahead(&self, keys: Vec<Key>, sink: Arc<dyn ValueSink>) -> WatchId {
+        let begun = self.with_session(|session| {
+            let id = session.watch(keys, false, None, None, sink);
+            session.set_ahead(id, true);
+            id
+        });
+        begun.unwrap_or(WatchId(0))
+    }
+
+    fn await_ahead(&self, watch: WatchId, awaited: bool) {
+        let _ = self.with_session(|session| session.set_ahead(watch, !awaited));
     }
 
     fn unwatch(&self, watch: WatchId) {

@@ -150,6 +150,8 @@ struct Watch {
     /// Job inside which the caller waits.
     waiter: Option<MessageId>,
     deadline: Option<Instant>,
+    /// Whether nobody waits for it yet.
+    is_ahead: bool,
     /// Keys without a value yet. May also contain some that have one.
     keys: Vec<Key>,
     unreported: usize,
@@ -218,6 +220,8 @@ pub struct DriverSession {
     unwritten: (usize, usize),
 
     watches: FxHashMap<WatchId, Watch>,
+    /// Number of watches that nobody waits for yet.
+    ahead: usize,
     watchers: SeededMap<Key, Vec<WatchId>>,
     /// Keys to watch, with the jobs that wait for them.
     unsent_keys: VecDeque<(Key, Option<MessageId>)>,
@@ -265,6 +269,7 @@ impl DriverSession {
             begun: None,
             unwritten: (0, 0),
             watches: FxHashMap::default(),
+            ahead: 0,
             watchers: SeededMap::with_hasher(hashing),
             unsent_keys: VecDeque::new(),
             unsent_unwatched: SeededSet::with_hasher(hashing),
@@ -379,11 +384,25 @@ impl DriverSession {
             peeks,
             waiter,
             deadline,
+            is_ahead: false,
             keys,
             unreported,
         };
         self.watches.insert(id, watch);
         id
+    }
+
+    /// Says whether nobody waits for a watch yet.
+    pub fn set_ahead(&mut self, id: WatchId, is_ahead: bool) {
+        if let Some(watch) = self.watches.get_mut(&id)
+            && watch.is_ahead != is_ahead
+        {
+            watch.is_ahead = is_ahead;
+            match is_ahead {
+                true => self.ahead += 1,
+                false => self.ahead -= 1,
+            }
+        }
     }
 
     pub fn unwatch(&mut self, id: WatchId) {
@@ -474,14 +493,19 @@ impl DriverSession {
 
     /// Whether there is anything to do that needs a broker.
     pub fn wants_connection(&self) -> bool {
-        !self.calls.is_empty() || !self.watches.is_empty() || !self.consumers.is_empty()
+        !self.calls.is_empty() || self.awaits_values() || !self.consumers.is_empty()
+    }
+
+    /// Whether a caller waits for a key.
+    fn awaits_values(&self) -> bool {
+        self.watches.len() > self.ahead
     }
 
     /// Whether the next connection may start a broker. A stopped broker stays stopped until a caller asks for
     /// something. A worker only takes jobs and reports outcomes, so it can wait for that, unless it is about to
     /// exit.
     pub(crate) fn start(&self, closing: bool) -> BrokerStart {
-        let asked = !self.deadlines.is_empty() || !self.watches.is_empty();
+        let asked = !self.deadlines.is_empty() || self.awaits_values();
         match self.consumers.is_empty() {
             _ if self.stopped && !asked && !closing => BrokerStart::No,
             false => BrokerStart::WhereItWas,
@@ -753,6 +777,7 @@ impl DriverSession {
 
     fn remove_watch(&mut self, id: WatchId) -> Option<Watch> {
         let watch = self.watches.remove(&id)?;
+        self.ahead -= usize::from(watch.is_ahead);
         if let Some(deadline) = watch.deadline {
             self.deadlines.remove(&(deadline, id.0));
         }

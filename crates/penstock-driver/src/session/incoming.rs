@@ -82,7 +82,7 @@ impl DriverSession {
                 }
             )
         };
-        let has_no_other_wish = self.watches.is_empty() && self.consumers.is_empty();
+        let has_no_other_wish = !self.awaits_values() && self.consumers.is_empty();
         has_no_other_wish && !self.calls.is_empty() && self.calls.values().all(is_stop)
     }
 

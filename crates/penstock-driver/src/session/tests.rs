@@ -712,6 +712,39 @@ fn a_refusal_ends_the_waits_of_its_job_alone() {
 }
 
 #[test]
+fn what_is_watched_ahead_is_no_reason_to_connect_until_somebody_waits_for_it() {
+    let mut bench = SessionBench::connected();
+    let watch = bench.watch("ahead", &["a", "b", "c"], None);
+    bench.session.set_ahead(watch, true);
+    assert_eq!(bench.sent(), "watch a b c");
+    assert!(bench.session.is_idle());
+    bench.tell("a", present("one"));
+    bench.session.set_ahead(watch, false);
+    assert!(bench.session.wants_connection());
+    bench.session.set_ahead(watch, true);
+    bench.session.disconnected("test");
+    assert!(!bench.session.wants_connection());
+    // Another reason to connect brings these along.
+    bench.watch("w", &["d"], None);
+    assert!(bench.session.wants_connection());
+    bench.connect(0);
+    assert_eq!(bench.sent(), "watch b c d");
+    bench.tell("b", present("two"));
+    bench.tell("c", present("three"));
+    assert_eq!(
+        bench.heard(),
+        "ahead: a one; ahead: out of reach; w: in reach; ahead: in reach; ahead: b two; ahead: c three"
+    );
+    bench.tell("d", present("four"));
+    assert!(bench.session.is_idle());
+    let watch = bench.watch("ahead", &["e"], None);
+    bench.session.set_ahead(watch, true);
+    bench.session.unwatch(watch);
+    bench.watch("w", &["f"], None);
+    assert!(bench.session.wants_connection(), "only what is left counts");
+}
+
+#[test]
 fn a_peek_is_over_once_it_is_known_that_a_key_is_pending() {
     let mut bench = SessionBench::connected();
     bench.watch("peek", &["a", "b"], None);
