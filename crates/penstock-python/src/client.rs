@@ -21,6 +21,7 @@ use crate::graph::Graph;
 use crate::loan::Loan;
 use crate::options::Options;
 use crate::port::{CallEnd, Port};
+use crate::read_ahead;
 use crate::requests::{
     cancellation, copied, draw_ids, job, jobs, publish_all, query_deadline, running_of,
 };
@@ -90,20 +91,21 @@ impl Client {
         Ok(driver)
     }
 
-    /// Commits one transaction, and waits until it is confirmed.
+    /// Commits one transaction, and waits until it is confirmed. Returns the driver that did it.
     fn commit(
         &self,
         py: Python<'_>,
         tx: Tx,
         durability: Durability,
         timeout_s: f64,
-    ) -> PyResult<()> {
+    ) -> PyResult<Arc<dyn Driver>> {
         let deadline = deadline(Some(timeout_s))?;
         let driver = self.driver()?;
         let outcome = wait_for_end(py, &*driver, |done| {
             driver.commit(vec![tx], durability, deadline, done);
         })?;
-        Ok(confirmed(outcome)?)
+        confirmed(outcome)?;
+        Ok(driver)
     }
 
     fn ask(&self, py: Python<'_>, query: Query, timeout_s: f64) -> PyResult<Answer> {
@@ -213,7 +215,8 @@ impl Client {
     ) -> PyResult<Bound<'py, PyBytes>> {
         let id = draw_ids(1)?[0];
         let tx = Tx::from(vec![options.publish(id, copied(body))]);
-        self.commit(py, tx, options.durability, timeout_s)?;
+        let driver = self.commit(py, tx, options.durability, timeout_s)?;
+        read_ahead::published(&driver, &[id]);
         Ok(PyBytes::new(py, &id.0))
     }
 
@@ -230,7 +233,8 @@ impl Client {
             .zip(&bodies)
             .map(|(id, body)| options.publish(*id, copied(body)))
             .collect();
-        self.commit(py, Tx { ops }, options.durability, timeout_s)?;
+        let driver = self.commit(py, Tx { ops }, options.durability, timeout_s)?;
+        read_ahead::published(&driver, &ids);
         id_list(py, &ids)
     }
 
@@ -247,6 +251,7 @@ impl Client {
             driver.commit(vec![tx], durability, deadline, done);
         })?;
         let owners = owners(outcome)?;
+        read_ahead::published(&driver, &ids);
         let list = id_list(py, &ids)?;
         for (place, owner) in owners {
             list.set_item(place as usize, (PyBytes::new(py, &owner.0),))?;
@@ -339,7 +344,13 @@ impl Client {
         loan: Option<Bound<'py, Loan>>,
     ) -> PyResult<Bound<'py, PyTuple>> {
         let loan = loan.as_ref().map(Bound::get);
-        let states = self.states(py, &[job(job_id)?], timeout_s, waiter, loan)?;
+        let job = job(job_id)?;
+        let begun = Instant::now();
+        if let Some(state) = read_ahead::take(py, &self.driver()?, job, timeout_s, loan)? {
+            return ended(py, state);
+        }
+        let left_s = timeout_s.map(|timeout_s| timeout_s - begun.elapsed().as_secs_f64());
+        let states = self.states(py, &[job], left_s, waiter, loan)?;
         ended(py, only(states))
     }
 

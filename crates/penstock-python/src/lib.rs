@@ -16,6 +16,7 @@ mod loan;
 mod options;
 mod port;
 mod progress;
+mod read_ahead;
 mod requests;
 mod schedules;
 mod values;
