@@ -173,6 +173,14 @@ def test_results_can_be_read_in_any_order_and_twice(tasks: ModuleType) -> None:
         assert [jobs[number].result(timeout=60) for number in order] == list(order)
 
 
+def test_results_can_be_read_after_many_other_jobs(tasks: ModuleType) -> None:
+    jobs = tasks.echo.map(range(20))
+    assert [job.result(timeout=60) for job in jobs[:3]] == [0, 1, 2]
+    others = tasks.echo.map(range(5000))
+    assert [job.result(timeout=60) for job in jobs[3:]] == list(range(3, 20))
+    assert [job.result(timeout=60) for job in others[-30:]] == list(range(4970, 5000))
+
+
 def test_a_failure_that_was_retried_in_the_meantime_is_not_remembered(tasks: ModuleType, project: Project) -> None:
     jobs = [tasks.repair.delay(number) for number in range(10)]
     eventually(lambda: all(job.info().state in {JobState.SUCCEEDED, JobState.FAILED} for job in jobs))

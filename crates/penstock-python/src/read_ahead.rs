@@ -1,7 +1,7 @@
 //! Fetches results before a thread asks for them, when it reads those of its jobs one after another.
 //!
 //! `[job.result() for job in jobs]` would ask the broker once for each job, which costs both as much as enqueueing it
-//! did. So each thread keeps the ids of the jobs that it enqueued last. Once it has read two results in that order, the
+//! did. So each thread keeps the ids of the jobs that it enqueued last. While it reads their results in that order, the
 //! next ones are asked for ahead, in portions that grow, as operating systems read files ahead. Only results of jobs that
 //! succeeded are kept: another kind of end may change when somebody retries the job.
 
@@ -155,6 +155,12 @@ impl ReadAhead {
         self.jobs.drain(..surplus);
         self.first += (surplus + skipped.len()) as u64;
         self.jobs.extend(jobs);
+        if self.next < self.first && self.next < self.asked {
+            // Nobody will read what was asked for ahead: the thread has enqueued too many others since.
+            self.window = 0;
+            self.watches.clear();
+            self.arrived = Arc::default();
+        }
         self.next = self.next.max(self.first);
         self.asked = self.asked.max(self.first);
     }
