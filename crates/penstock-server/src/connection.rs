@@ -45,8 +45,6 @@ pub(crate) struct Connection {
     pub(crate) full: bool,
     /// Whether it is in the engine's list of connections with something to send.
     pub(crate) listed: bool,
-    /// Whether there are jobs among what it is to be sent.
-    pub(crate) gets_jobs: bool,
     /// Whether it is not read because it receives its waiting bytes too slowly.
     backlogged: bool,
     /// Bytes of its frames that the engine holds back until there is disk space.
@@ -108,7 +106,6 @@ impl Connection {
             welcomed: false,
             full: false,
             listed: false,
-            gets_jobs: false,
             backlogged: false,
             blocked_bytes: 0,
             check_at_ms: u64::MAX,

@@ -74,9 +74,8 @@ pub struct Engine {
     connections: FxHashMap<ConnId, Connection>,
     now: Now,
 
-    /// Connections with something to send, each once. Those that get jobs move from the first list to the second.
+    /// Connections with something to send, each once.
     to_transmit: VecDeque<ConnId>,
-    to_deliver: VecDeque<ConnId>,
     /// Connections that this side has ended, for the shell to close.
     to_close: VecDeque<ConnId>,
     /// Connections that may not have said hello yet, oldest first.
@@ -179,7 +178,6 @@ impl Engine {
             connections: FxHashMap::default(),
             now,
             to_transmit: VecDeque::new(),
-            to_deliver: VecDeque::new(),
             to_close: VecDeque::new(),
             greeting: VecDeque::new(),
             connections_due: BinaryHeap::new(),
@@ -340,29 +338,15 @@ impl Engine {
     #[must_use = "the connection is not returned again before it is asked for its bytes"]
     pub fn poll_transmit(&mut self) -> Option<ConnId> {
         self.pump();
-        while let Some(conn) = self.next_listed() {
+        while let Some(conn) = self.to_transmit.pop_front() {
             if let Some(connection) = self.connections.get_mut(&conn) {
                 connection.listed = false;
-                connection.gets_jobs = false;
                 if !connection.outgoing().is_empty() {
                     return Some(conn);
                 }
             }
         }
         None
-    }
-
-    /// Returns the connections that get jobs last. A write wakes the process that reads, which may take this one's
-    /// processor: a program that waits for a confirm would then wait for the worker's work as well.
-    fn next_listed(&mut self) -> Option<ConnId> {
-        while let Some(conn) = self.to_transmit.pop_front() {
-            let connection = self.connections.get(&conn);
-            if !connection.is_some_and(|connection| connection.gets_jobs) {
-                return Some(conn);
-            }
-            self.to_deliver.push_back(conn);
-        }
-        self.to_deliver.pop_front()
     }
 
     /// Returns the bytes that wait to be sent to a connection.

@@ -71,9 +71,6 @@ impl Engine {
                 self.send_frame(conn, &frame);
             }
             Output::Deliver { conn, deliveries } => {
-                if let Some(connection) = self.connections.get_mut(&conn) {
-                    connection.gets_jobs = true;
-                }
                 for portion in portions(deliveries, delivery_bytes) {
                     let frame = ToClient {
                         deliveries: portion.into_iter().map(Into::into).collect(),

@@ -100,23 +100,6 @@ fn an_outcome_shares_the_sync_of_the_next_publish() {
 }
 
 #[test]
-fn a_program_hears_of_its_call_before_a_worker_gets_the_job() {
-    let mut running = OutcomeWorld::new();
-    let (worker, client) = (running.worker, running.client);
-    running.world.ask(worker, &consume(1));
-    running.end();
-    running
-        .world
-        .send(client, &commit(2, Durability::Disk, vec![publish(2)]));
-    let task = running.task().expect("a publish is written at once");
-    running.world.carry_out(&task);
-    let engine = &mut running.world.engine;
-    assert_eq!(engine.poll_transmit(), Some(client.conn));
-    assert_eq!(engine.poll_transmit(), Some(worker.conn));
-    assert_eq!(engine.poll_transmit(), None);
-}
-
-#[test]
 fn an_outcome_that_stays_alone_is_synced_two_milliseconds_later() {
     for durability in [Durability::Disk, Durability::Os] {
         let mut running = OutcomeWorld::new();
