@@ -24,6 +24,7 @@ __all__ = [
     "collapse_heap",
     "draw_workflow",
     "flush_c_output",
+    "gather_arenas",
     "make_immortal",
     "Timing",
     "declare_schedule",
@@ -419,6 +420,12 @@ def make_immortal() -> int:
 
     Processes that are forked then use them without writing to their memory. Does nothing on versions of Python without
     immortal objects (3.11), nor on those whose marks are not known here (after 3.13).
+    """
+
+def gather_arenas() -> bool:
+    """Place the memory of further Python objects side by side, until ``collapse_heap``.
+
+    Returns False, and changes nothing, where the allocator of Python can't be replaced or address space is limited.
     """
 
 def collapse_heap() -> int:

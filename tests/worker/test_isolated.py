@@ -270,6 +270,44 @@ def test_processes_share_huge_pages_and_own_no_more_than_without(project: Projec
     assert own <= own_without + 1024
 
 
+SCATTERED = """
+    import mmap
+    from pathlib import Path
+    from penstock import App
+
+    app = App("scattered", defaults={"slot": "isolated"})
+    held = [bytearray(b"x" * (8 << 20))]  # fits into huge pages wherever it lies
+
+    @app.on_worker_start
+    def fill() -> None:
+        # Like an app that imports one library after another: mappings that stay, and objects in between.
+        for _ in range(64):
+            held.append([bytes(400) for _ in range(1_200)])
+            held.append(mmap.mmap(-1, 1_200 << 10, prot=mmap.PROT_READ))
+
+    @app.task
+    def large() -> int:
+        lines = Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]
+        return {line.split(":")[0]: int(line.split()[1]) for line in lines}["AnonHugePages"]
+"""
+
+
+def test_the_heap_of_an_app_with_many_libraries_lies_in_huge_pages_too(project: Project) -> None:
+    project.write("scattered.py", SCATTERED)
+    scattered = project.tasks("scattered.py")
+
+    def measure(collapse: str) -> int:
+        running = project.worker("scattered:app", "-c", "1", "--isolated", "1", PENSTOCK_COLLAPSE=collapse)
+        large: int = scattered.large.delay().result(timeout=60)
+        running.signal(signal.SIGTERM)
+        assert running.wait(30) == 0, running.output
+        return large
+
+    large, large_without = measure("1"), measure("0")
+    needs(large > large_without, "a kernel that has MADV_COLLAPSE (Linux 6.1), and huge pages not used anyway")
+    assert large > 28 * 1024, "most of 41 MB, in KiB"
+
+
 WARM = """
     import gc, os, resource, weakref
     from pathlib import Path

@@ -2,6 +2,12 @@
 
 use pyo3::prelude::*;
 
+/// Place the memory of Python objects side by side from now on, until `collapse_heap`. Return whether this works here.
+#[pyfunction]
+pub(crate) fn gather_arenas() -> bool {
+    penstock_worker::gather_arenas()
+}
+
 /// Move this process's memory into huge pages, and return the number of bytes that the kernel moved.
 #[pyfunction]
 pub(crate) fn collapse_heap(py: Python<'_>) -> usize {

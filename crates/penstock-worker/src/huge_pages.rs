@@ -10,9 +10,11 @@ use std::ops::Range;
 
 use rustix::mm::{Advice, madvise};
 
+use crate::arenas;
+
 /// Size below which a mapping has no huge page. On systems with another size, the kernel refuses, and
 /// everything stays as it is.
-const HUGE_PAGE_BYTES: usize = 2 << 20;
+pub(crate) const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// Makes this process use small pages. Its allocator asks for huge ones, which speed up a broker with millions
 /// of jobs. A supervisor uses some hundred kilobytes, spread over what would be nine huge pages: 19 MB with 400
@@ -37,7 +39,10 @@ pub fn avoid() {
 ///
 /// Works chunk by chunk, because the kernel refuses chunks that were never touched. A chunk with less than half
 /// of its pages in memory stays as it is: a huge page there would cost more than it saves.
+///
+/// It ends what [`arenas::gather_arenas`] has begun.
 pub fn collapse_heap() -> usize {
+    arenas::close();
     let chunks = memory().into_iter().flat_map(chunks);
     let collapsed = chunks.filter(|start| is_half_there(*start) && collapse(*start));
     collapsed.count() * HUGE_PAGE_BYTES

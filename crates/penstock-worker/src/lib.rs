@@ -23,6 +23,7 @@
 //! | memory.rs | the kernel's figures on the memory of processes |
 //! | threads.rs | settings of the C library's allocator: for many threads, and for a supervisor |
 //! | huge_pages.rs | why a supervisor has none, but the forked heap does |
+//! | arenas.rs | where a loading app's memory lies, so that it fits into huge pages |
 //! | warm.rs | pages that an isolated job is about to write to |
 //! | zygote.rs | the process that forks, as the supervisor sees it |
 //! | forks.rs | its own side of that link: forks, kills and deaths |
@@ -38,6 +39,7 @@
 //!
 //! `policy` and `inbox` are public only for the simulator, whose workers use them to decide.
 
+mod arenas;
 mod config;
 mod desk;
 mod fault;
@@ -69,6 +71,7 @@ mod threads;
 mod warm;
 mod zygote;
 
+pub use arenas::gather_arenas;
 pub use config::{
     ChildLog, Connect, Connected, DEFAULT_GRACE, DEFAULT_KILL_GRACE, MAX_PROCESSES, MAX_SLOTS,
     MemoryConfig, MemoryLimit, PoolConfig, RecycleConfig, SlotKind, WorkerConfig, worker_name,

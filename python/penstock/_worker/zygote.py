@@ -16,7 +16,7 @@ import traceback
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
-from penstock._core import ChildLink, WrittenPages, collapse_heap, make_immortal, serve_forks
+from penstock._core import ChildLink, WrittenPages, collapse_heap, gather_arenas, make_immortal, serve_forks
 from penstock._worker.child import Prepared, flush_output, forget_inherited_finalizers, leave, note_finalizers, run_jobs
 from penstock._worker.leftovers import open_descriptors, warnings_since
 from penstock._worker.loading import explain, load_all, refuse_unsuitable, report_of
@@ -46,6 +46,8 @@ def main() -> None:
         signal.signal(number, _do_nothing)
     # Tracebacks and `ps` show this name, so it should be the called program rather than `-m`.
     sys.argv = [places[0]]
+    if os.environ.get("PENSTOCK_COLLAPSE") != "0":
+        gather_arenas()
     before = open_descriptors()
     try:
         loaded = load_all(places, modules)
