@@ -2,7 +2,7 @@
 //!
 //! Python takes its memory in arenas of 256 KiB or 1 MiB, and the kernel places each in the nearest gap. With an app of
 //! many libraries, half of them end up between libraries, where no huge page fits: of 57 MB only 27 could be moved into
-//! huge pages, and 48 side by side (docs/internals/profile.md).
+//! huge pages, and 43 or more side by side (docs/internals/profile.md).
 //!
 //! The arenas of a loading app come from one reserved range. What is left of it is given back before the first fork, so
 //! that children allocate as they would without this.
@@ -35,7 +35,8 @@ struct ArenaAllocator {
 /// Address range for arenas, used from its start.
 struct Range {
     start: usize,
-    end: usize,
+    /// End of what may be used; of what was used, once the range is closed.
+    end: AtomicUsize,
     /// Start of the unused part.
     next: AtomicUsize,
     /// Python's allocator before this one. It serves what is not placed here, and frees those that are not of this range.
@@ -65,7 +66,7 @@ impl Range {
         let start = reserved.next_multiple_of(HUGE_PAGE_BYTES);
         Ok(Self {
             start,
-            end: reserved + bytes,
+            end: AtomicUsize::new(reserved + bytes),
             next: AtomicUsize::new(start),
             before,
         })
@@ -77,7 +78,8 @@ impl Range {
         if !bytes.is_multiple_of(ARENA_UNIT_BYTES) {
             return None;
         }
-        let fits = |next: usize| Some(next.checked_add(bytes)?).filter(|after| *after <= self.end);
+        let end = self.end.load(Ordering::Relaxed);
+        let fits = |next: usize| next.checked_add(bytes).filter(|after| *after <= end);
         let taken = self
             .next
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits)
@@ -90,14 +92,17 @@ impl Range {
     }
 
     fn holds(&self, arena: *mut c_void) -> bool {
-        (self.start..self.end).contains(&arena.addr())
+        (self.start..self.end.load(Ordering::Relaxed)).contains(&arena.addr())
     }
 
     /// Gives the unused part back: further arenas are placed by the kernel.
     fn close(&self) {
-        let unused = self.next.swap(self.end, Ordering::Relaxed);
-        if unused < self.end {
-            let unused_bytes = self.end - unused;
+        let end = self.end.load(Ordering::Relaxed);
+        let unused = self.next.swap(end, Ordering::Relaxed);
+        if unused < end {
+            // The kernel may place anything there, which is not for us to free.
+            self.end.store(unused, Ordering::Relaxed);
+            let unused_bytes = end - unused;
             // SAFETY: nothing was taken from this part, and nothing will be.
             let _ = unsafe { munmap(std::ptr::with_exposed_provenance_mut(unused), unused_bytes) };
         }
@@ -227,7 +232,13 @@ mod tests {
         // SAFETY: it was taken, and nothing else uses it.
         unsafe { arena.write(7) };
         assert!(range.holds(arena.cast()));
+        assert!(
+            !range.holds(arena.wrapping_add(ARENA).cast()),
+            "given back, so no longer ours"
+        );
         range.close();
+        assert!(range.take(ARENA).is_none());
+        assert!(range.holds(arena.cast()));
     }
 
     #[test]

@@ -40,7 +40,7 @@ pub fn avoid() {
 /// Works chunk by chunk, because the kernel refuses chunks that were never touched. A chunk with less than half
 /// of its pages in memory stays as it is: a huge page there would cost more than it saves.
 ///
-/// It ends what [`arenas::gather_arenas`] has begun.
+/// Ends what [`arenas::gather_arenas`] has begun.
 pub fn collapse_heap() -> usize {
     arenas::close();
     let chunks = memory().into_iter().flat_map(chunks);
