@@ -284,14 +284,17 @@ impl DeliverySink for Hands {
 impl TestWorker {
     pub fn want(&self, credit: u32) {
         let sink = Arc::clone(&self.sink) as Arc<dyn DeliverySink>;
-        let consume = Consume {
+        self.client.driver.consume(self.consume(credit), sink);
+    }
+
+    fn consume(&self, credit: u32) -> Consume {
+        Consume {
             consumer: self.consumer,
             queues: vec![self.queue.clone()],
             tasks: self.tasks.clone(),
             add_credit: credit,
             ..Consume::default()
-        };
-        self.client.driver.consume(consume, sink);
+        }
     }
 
     /// Waits for this many deliveries.
@@ -329,9 +332,25 @@ impl TestWorker {
     /// Settles a delivery, which ends its lease.
     pub fn settle(&self, delivery: &Delivery, ops: Vec<Op>) -> Receipt {
         let receipt = self.client.settle(ops);
+        self.forget(delivery);
+        receipt
+    }
+
+    /// Settles, and grants this credit along with it.
+    pub fn settle_and_want(&self, delivery: &Delivery, ops: Vec<Op>, credit: u32) -> Receipt {
+        let receipts = self.client.wait_for(|done| {
+            let (txs, consumes) = (vec![Tx { ops }], vec![self.consume(credit)]);
+            let sink = Arc::clone(&self.sink) as Arc<dyn DeliverySink>;
+            let driver = &self.client.driver;
+            driver.settle_and_consume(txs, done, consumes, sink);
+        });
+        self.forget(delivery);
+        offered(receipts.map(|mut receipts| receipts.remove(0)))
+    }
+
+    fn forget(&self, delivery: &Delivery) {
         let lease = delivery.lease;
         self.sink.held.lock().unwrap().retain(|held| *held != lease);
-        receipt
     }
 }
 

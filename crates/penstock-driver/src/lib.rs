@@ -73,6 +73,21 @@ pub trait Driver: Send + Sync {
     /// reconnect.
     fn consume(&self, consume: Consume, sink: Arc<dyn DeliverySink>);
 
+    /// Settles, and grants credit to consumers of one sink. Like separate calls, but sent together where that is
+    /// possible: what a worker does after each job then wakes the broker once.
+    fn settle_and_consume(
+        &self,
+        txs: Vec<Tx>,
+        done: Done<Vec<Receipt>>,
+        consumes: Vec<Consume>,
+        sink: Arc<dyn DeliverySink>,
+    ) {
+        self.settle(txs, None, done);
+        for consume in consumes {
+            self.consume(consume, Arc::clone(&sink));
+        }
+    }
+
     /// Stops deliveries to all consumers. Leased deliveries stay leased until settled.
     fn stop_consuming(&self);
     /// Stops deliveries to one consumer until it receives credit again.

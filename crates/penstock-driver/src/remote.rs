@@ -209,12 +209,25 @@ impl Remote {
         deadline: Option<Instant>,
         done: Done<Vec<Receipt>>,
     ) {
+        self.begin_commit_with(txs, durability, deadline, done, |_| {});
+    }
+
+    /// Commits, and then tells the session something else that is sent along.
+    fn begin_commit_with(
+        &self,
+        txs: Vec<Tx>,
+        durability: Option<Durability>,
+        deadline: Option<Instant>,
+        done: Done<Vec<Receipt>>,
+        tell: impl FnOnce(&mut DriverSession),
+    ) {
         let txs = txs.into_iter().map(Encoded::new).collect();
         let mut done = Some(done);
         let outcome = self.with_session(|session| {
             if let Some(done) = done.take() {
                 session.commit(txs, durability, deadline, done);
             }
+            tell(session);
         });
         if let (Err(error), Some(done)) = (outcome, done) {
             done(Err(error));
@@ -293,6 +306,20 @@ impl Driver for Remote {
     fn consume(&self, consume: Consume, sink: Arc<dyn DeliverySink>) {
         // A closed driver delivers nothing, so there is nothing to report.
         let _ = self.with_session(|session| session.consume(consume, sink));
+    }
+
+    fn settle_and_consume(
+        &self,
+        txs: Vec<Tx>,
+        done: Done<Vec<Receipt>>,
+        consumes: Vec<Consume>,
+        sink: Arc<dyn DeliverySink>,
+    ) {
+        self.begin_commit_with(txs, None, None, done, |session| {
+            for consume in consumes {
+                session.consume(consume, Arc::clone(&sink));
+            }
+        });
     }
 
     fn stop_consuming(&self) {

@@ -1,12 +1,17 @@
 //! Tests failures between a client and a broker in another process, and how the client reports them.
 
+use std::io::{self, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::{Command, Stdio};
+use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::support::*;
+use crate::versions::{carry, socket_of};
 use penstock_driver::{DriverConfig, DriverError, ErrorKind, ReadSide};
 use penstock_message::Durability;
+use penstock_wire::{Decoder, MAX_FRAME_BYTES, proto};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::Signal;
 
@@ -237,4 +242,55 @@ fn a_closed_client_says_so_and_what_was_committed_before_is_there() {
         place.client().worker("work", 1).take_one().message.id,
         id(1)
     );
+}
+
+#[test]
+fn an_outcome_and_the_credit_that_follows_it_reach_the_broker_together() {
+    let place = BrokerPlace::local();
+    let jobs = 20;
+    place
+        .client()
+        .commit((1..=jobs).map(|number| publish(message(number))).collect());
+    let real = socket_of(&place);
+    let front = real.with_file_name("front.sock");
+    let listener = UnixListener::bind(&front).unwrap();
+    let (saw, seen) = channel();
+    thread::spawn(move || {
+        let (mut client, _) = listener.accept().unwrap();
+        let mut broker = UnixStream::connect(&real).unwrap();
+        carry(&broker, &client, |_: &mut proto::ToClient| {});
+        // Does not sleep: otherwise both would arrive while it wakes up.
+        client.set_nonblocking(true).unwrap();
+        let mut decoder = Decoder::<proto::ToBroker>::new(MAX_FRAME_BYTES);
+        let mut buffer = [0; 4096];
+        loop {
+            let length = match client.read(&mut buffer) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+                Ok(length @ 1..) => length,
+                _ => break,
+            };
+            decoder.extend(&buffer[..length]);
+            let (mut settles, mut consumes) = (false, false);
+            while let Some(frame) = decoder.next_message().unwrap() {
+                settles |= !frame.commits.is_empty();
+                consumes |= !frame.consumers.is_empty();
+            }
+            if settles {
+                let _unheard = saw.send(consumes);
+            }
+            broker.write_all(&buffer[..length]).unwrap();
+        }
+    });
+
+    let client = client_of(DriverConfig::new(format!("unix:{}", front.display())));
+    let worker = client.worker("work", 1);
+    for number in 1..jobs {
+        let delivery = worker.take_one();
+        assert_eq!(delivery.message.id, id(number));
+        let ops = vec![ack(&delivery)];
+        assert_eq!(worker.settle_and_want(&delivery, ops, 1), applied());
+    }
+    assert_eq!(worker.take_one().message.id, id(jobs));
+    let together: Vec<bool> = seen.try_iter().collect();
+    assert_eq!(together, vec![true; jobs as usize - 1]);
 }

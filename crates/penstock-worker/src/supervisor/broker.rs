@@ -306,31 +306,35 @@ impl Supervisor {
         self.settlements.forget(lost);
     }
 
+    /// Sends the settlements, and grants the broker credit for idle slots.
     pub(super) fn commit(&mut self) {
+        let consumes = self.credit_to_grant();
         let Some(broker) = &self.broker else {
             return;
         };
+        let sink = Arc::clone(&self.inbox);
         let Settlements { txs, leases } = take(&mut self.settlements);
         if txs.is_empty() {
+            for consume in consumes {
+                broker.driver.consume(consume, Arc::clone(&sink) as _);
+            }
             return;
         }
         self.inbox.committing(leases.len());
         let inbox = Arc::clone(&self.inbox);
-        broker.driver.settle(
+        broker.driver.settle_and_consume(
             txs,
-            None,
             Box::new(move |receipts| inbox.confirmed(&leases, receipts)),
+            consumes,
+            sink,
         );
     }
 
-    pub(super) fn grant(&mut self) {
-        let Some(broker) = self
-            .broker
-            .as_ref()
-            .filter(|_| self.phase == Phase::Serving)
-        else {
-            return;
-        };
+    fn credit_to_grant(&mut self) -> Vec<Consume> {
+        let mut consumes = Vec::new();
+        if self.broker.is_none() || self.phase != Phase::Serving {
+            return consumes;
+        }
         for number in 0..self.pools.len() {
             if let Some(alone) = self.pools[number].alone {
                 let waiting = self.pools[alone].policy.waiting();
@@ -358,9 +362,9 @@ impl Supervisor {
                 consume.queues.clone_from(&self.queues);
                 consume.tasks = TaskSelection::Named(tasks);
             }
-            let inbox = Arc::clone(&self.inbox);
-            broker.driver.consume(consume, inbox);
+            consumes.push(consume);
         }
+        consumes
     }
 
     /// Withdraws the credit that the broker has for a pool.
