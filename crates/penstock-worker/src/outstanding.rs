@@ -226,6 +226,16 @@ impl Outstanding {
         }
     }
 
+    /// Returns the socket of a pool; none after [`Outstanding::close`].
+    pub fn socket(&self, pool: usize) -> Option<BorrowedFd<'_>> {
+        self.pools[pool].socket.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Whether no packet waits for room in this pool's socket.
+    pub fn is_sent(&self, pool: usize) -> bool {
+        self.pools[pool].unsent.is_none()
+    }
+
     /// Whether another packet can be sent to this pool now.
     pub fn has_room(&self, pool: usize) -> bool {
         self.pools[pool].unsent.is_none() && self.next_place().is_some()

@@ -322,9 +322,6 @@ impl Supervisor {
         };
         supervisor.listen(&supervisor.stop_signals, STOP_SIGNALS, Interest::READABLE)?;
         supervisor.listen(&supervisor.ends, ENDS, Interest::READABLE)?;
-        for (pool, socket) in supervisor.outstanding.sockets() {
-            supervisor.listen(&socket, Token(FIRST_POOL + pool), Interest::WRITABLE)?;
-        }
         Ok(supervisor)
     }
 
@@ -373,7 +370,6 @@ impl Supervisor {
             self.fork_wanted(now);
             self.send_packets(now);
             self.commit();
-            self.grant();
             self.report(now);
             if self.phase == Phase::Serving {
                 self.log_notices(now);
@@ -476,10 +472,29 @@ impl Supervisor {
                 true => self.outstanding.send_unsent(pool),
                 false => Ok(()),
             };
-            if let Err(error) = unsent.and_then(|()| self.send_packets_of(pool, now)) {
+            let sent = unsent.and_then(|()| self.send_packets_of(pool, now));
+            if let Err(error) = sent.and_then(|()| self.await_room(pool)) {
                 self.send_later(now, &error);
             }
         }
+    }
+
+    /// Listens for room in a pool's socket while that is full. Not always: each packet that a slot takes makes room, and
+    /// would wake this process.
+    fn await_room(&mut self, pool: usize) -> io::Result<()> {
+        let is_full = !self.outstanding.is_sent(pool);
+        if is_full == self.pools[pool].awaits_room {
+            return Ok(());
+        }
+        let Some(socket) = self.outstanding.socket(pool) else {
+            return Ok(());
+        };
+        match is_full {
+            true => self.listen(&socket, Token(FIRST_POOL + pool), Interest::WRITABLE)?,
+            false => self.ignore(&socket),
+        }
+        self.pools[pool].awaits_room = is_full;
+        Ok(())
     }
 
     fn send_packets_of(&mut self, pool: usize, now: Instant) -> io::Result<()> {

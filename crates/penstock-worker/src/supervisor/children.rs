@@ -793,9 +793,15 @@ impl Supervisor {
     /// Notes that the job of a single-use child has ended: the child takes no other, and must exit.
     fn spend(&mut self, number: u32) {
         let child = &mut self.children[number as usize];
-        if !std::mem::replace(&mut child.is_spent, true) {
-            self.retire(number);
+        if std::mem::replace(&mut child.is_spent, true) {
+            return;
         }
+        // Nothing more is expected from it, and its end comes from the zygote: the end of its socket need not wake this
+        // process, too.
+        if let Some(reply) = &self.children[number as usize].reply {
+            self.ignore(reply);
+        }
+        self.retire(number);
     }
 
     fn retire(&mut self, number: u32) {

@@ -86,6 +86,8 @@ pub(super) struct Pool {
     pub(super) policy: Policy<Delivery>,
     /// Socket from which its children pull packets; kept for later zygotes.
     socket: OwnedFd,
+    /// Whether a packet waits for room in it.
+    pub(super) awaits_room: bool,
     /// Tasks whose jobs run here.
     tasks: Vec<String>,
     /// New tasks, until the broker learns of them.
@@ -127,6 +129,7 @@ impl Pool {
             turn: 0,
             policy: Policy::new(hashing),
             socket,
+            awaits_room: false,
             tasks: Vec::new(),
             unsubscribed: None,
             alive: 0,
