@@ -25,6 +25,7 @@ __all__ = [
     "draw_workflow",
     "flush_c_output",
     "gather_arenas",
+    "has_one_thread",
     "make_immortal",
     "Timing",
     "declare_schedule",
@@ -431,6 +432,9 @@ def gather_arenas() -> bool:
 def collapse_heap() -> int:
     """Ask the kernel to move this process's memory into huge pages, and return the number of bytes moved."""
 
+def has_one_thread() -> bool:
+    """Return whether this process certainly has no thread but the calling one."""
+
 def flush_c_output() -> None:
     """Flush output that C code has printed and the C library still buffers."""
 
@@ -438,9 +442,6 @@ def flush_c_output() -> None:
 class Role:
     """Role of a process that was forked from the zygote."""
 
-    @property
-    def child(self) -> int:
-        """Its number."""
     @property
     def kind(self) -> str:
         """Kind of its slots: ``"process"``, ``"thread"``, ``"async"`` or ``"isolated"``."""
@@ -452,14 +453,6 @@ class Role:
     @property
     def warm(self) -> bool:
         """Whether half of the slots are idle, so that it has time to prepare for that job."""
-    @property
-    def work_fd(self) -> int:
-        """Socket from which it pulls jobs."""
-    @property
-    def reply_fd(self) -> int:
-        """Its own socket to the supervisor."""
-    @property
-    def zygote_pid(self) -> int: ...
 
 def serve_forks(
     control_fd: int, work_fds: Sequence[int], flush: Callable[[], object], fork: Callable[[], int]
@@ -484,10 +477,17 @@ class WrittenPages:
 @final
 class ChildLink:
     """Worker child's side of the link to its supervisor. Creates the slots that run jobs. See
-    crates/penstock-worker/src/link.rs."""
+    crates/penstock-worker/src/link.rs.
 
-    def __new__(cls, work_fd: int, reply_fd: int, pages_fd: int, child: int, parent_pid: int) -> ChildLink:
-        """Take ownership of the descriptors. The process exits when its parent does."""
+    It is made in the zygote and opened in the child: each Python object that a child makes is on a page that it must
+    copy first."""
+
+    def __new__(cls) -> ChildLink: ...
+    def open(self, role: Role, pages_fd: int) -> None:
+        """Open the link in a child, which exits when the zygote does. Take ownership of the descriptors."""
+    @property
+    def only_slot(self) -> SlotLink:
+        """Slot of a child with a single one, open once the link is."""
     def slot(self) -> SlotLink:
         """Create a slot, which belongs to the thread that uses it."""
     def begin_threads(self, slots: int) -> int:

@@ -16,6 +16,7 @@ use pyo3::prelude::*;
 use pyo3::pybacked::{PyBackedBytes, PyBackedStr};
 use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 
+use crate::forks::Role;
 use crate::ids;
 use crate::loan::Loan;
 use crate::options::retries_to_python;
@@ -26,9 +27,14 @@ const MAY_BLOCK_BYTES: usize = 32 * 1024;
 
 /// Worker child's side of the link to its supervisor; creates the slots that run jobs. See
 /// crates/penstock-worker/src/link.rs.
+///
+/// It is made in the zygote and opened in the child: each Python object that a child makes is on a page that it must copy
+/// first.
 #[pyclass(frozen, module = "penstock._core")]
 pub(crate) struct ChildLink {
-    link: Arc<Link>,
+    link: OnceLock<Arc<Link>>,
+    /// Slot of a child with a single one.
+    only_slot: Py<SlotLink>,
     shared: Arc<ChildShared>,
 }
 
@@ -44,9 +50,14 @@ struct ChildShared {
 /// Slot of a child: iterate over its jobs, and report how each ended.
 #[pyclass(frozen, module = "penstock._core")]
 pub(crate) struct SlotLink {
+    /// Unset in the zygote.
+    opened: OnceLock<OpenSlot>,
+    shared: Arc<ChildShared>,
+}
+
+struct OpenSlot {
     state: Mutex<SlotState>,
     window: Arc<Window>,
-    shared: Arc<ChildShared>,
 }
 
 struct SlotState {
@@ -86,10 +97,39 @@ impl ChildShared {
     }
 }
 
+fn not_open() -> PyErr {
+    PyRuntimeError::new_err("the link to the supervisor is not open")
+}
+
+impl ChildLink {
+    fn link(&self) -> PyResult<&Arc<Link>> {
+        self.link.get().ok_or_else(not_open)
+    }
+}
+
 impl SlotLink {
+    fn open(&self, link: &Arc<Link>) {
+        self.opened.get_or_init(|| {
+            let slot = link.slot();
+            OpenSlot {
+                window: slot.window(),
+                state: Mutex::new(SlotState { slot, task: None }),
+            }
+        });
+    }
+
+    fn opened(&self) -> PyResult<&OpenSlot> {
+        self.opened.get().ok_or_else(not_open)
+    }
+
+    /// Returns the window; none before the slot is open, when it has no job either.
+    fn window(&self) -> Option<&Arc<Window>> {
+        self.opened.get().map(|opened| &opened.window)
+    }
+
     fn with_state<R>(&self, use_it: impl FnOnce(&mut SlotState) -> PyResult<R>) -> PyResult<R> {
         self.shared.refuse_abandoned()?;
-        match self.state.try_lock() {
+        match self.opened()?.state.try_lock() {
             Ok(mut state) => use_it(&mut state),
             Err(TryLockError::WouldBlock | TryLockError::Poisoned(_)) => {
                 Err(PyRuntimeError::new_err("a slot belongs to one thread"))
@@ -235,50 +275,68 @@ fn given_to_python<'py>(py: Python<'py>, given: &InputValues) -> PyResult<Bound<
 
 #[pymethods]
 impl ChildLink {
-    /// Owns the descriptors from here on. The process exits when its parent, `parent_pid`, does.
+    /// Make the link of a zygote's future children.
     #[new]
-    fn new(
-        work_fd: i32,
-        reply_fd: i32,
-        pages_fd: i32,
-        child: u32,
-        parent_pid: i32,
-    ) -> PyResult<Self> {
-        if work_fd < 0 || reply_fd < 0 || pages_fd < 0 {
-            return Err(PyValueError::new_err("a descriptor is not open"));
-        }
-        // SAFETY: the caller gives up these descriptors, and no other object owns them.
-        let [work, reply, pages] =
-            [work_fd, reply_fd, pages_fd].map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
-        let parent = rustix::process::Pid::from_raw(parent_pid)
-            .ok_or_else(|| PyValueError::new_err("not a process id"))?;
-        end_with_parent(parent)?;
-        offer_to_kernel();
+    fn new(py: Python<'_>) -> PyResult<Self> {
+        let shared = Arc::new(ChildShared::default());
+        let only_slot = SlotLink {
+            opened: OnceLock::new(),
+            shared: Arc::clone(&shared),
+        };
         Ok(Self {
-            link: Link::new(work, reply, pages, child)?,
-            shared: Arc::default(),
+            link: OnceLock::new(),
+            only_slot: Py::new(py, only_slot)?,
+            shared,
         })
     }
 
-    /// Create a slot, which belongs to the thread that uses it.
-    fn slot(&self) -> SlotLink {
-        let slot = self.link.slot();
-        SlotLink {
-            window: slot.window(),
-            state: Mutex::new(SlotState { slot, task: None }),
-            shared: Arc::clone(&self.shared),
+    /// Open the link in a child, which exits when the zygote does. Owns the descriptors from here on.
+    fn open(&self, role: &Role, pages_fd: i32) -> PyResult<()> {
+        if self.link.get().is_some() || pages_fd < 0 {
+            return Err(PyValueError::new_err("a child opens its link once"));
         }
+        // SAFETY: the caller gives up these descriptors, and no other object owns them.
+        let [work, reply, pages] =
+            [role.work_fd, role.reply_fd, pages_fd].map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
+        let parent = rustix::process::Pid::from_raw(role.zygote_pid)
+            .ok_or_else(|| PyValueError::new_err("not a process id"))?;
+        end_with_parent(parent)?;
+        offer_to_kernel();
+        // This process is a fork of the zygote, but not of the child.
+        self.shared.abandoned.store(false, Ordering::Relaxed);
+        let opened = Link::new(work, reply, pages, role.child)?;
+        let link = self.link.get_or_init(|| opened);
+        if role.has_only_slot() {
+            self.only_slot.get().open(link);
+        }
+        Ok(())
+    }
+
+    /// Slot of a child with a single one, open once the link is.
+    #[getter]
+    fn only_slot(&self, py: Python<'_>) -> Py<SlotLink> {
+        self.only_slot.clone_ref(py)
+    }
+
+    /// Create a slot, which belongs to the thread that uses it.
+    fn slot(&self) -> PyResult<SlotLink> {
+        let slot = SlotLink {
+            opened: OnceLock::new(),
+            shared: Arc::clone(&self.shared),
+        };
+        slot.open(self.link()?);
+        Ok(slot)
     }
 
     /// Prepare this process for slots in threads. Returns a descriptor that reports the ends of these threads
     /// (see `SlotLink.tell_end_of_thread`).
     fn begin_threads(&self, slots: usize) -> PyResult<i32> {
         limit_arenas();
-        self.link.watch_faults(slots)?;
+        self.link()?.watch_faults(slots)?;
         if self.shared.ends.get().is_none() {
             let flags = rustix::pipe::PipeFlags::CLOEXEC;
             let ends = rustix::pipe::pipe_with(flags).map_err(std::io::Error::from)?;
-            self.link.tell_parked_on(ends.1.try_clone()?);
+            self.link()?.tell_parked_on(ends.1.try_clone()?);
             let _ = self.shared.ends.set(ends);
         }
         let ends = self.shared.ends.get();
@@ -287,30 +345,32 @@ impl ChildLink {
     }
 
     /// Return the socket that slots pull from, for an event loop.
-    fn fileno(&self) -> i32 {
-        self.link.work().as_raw_fd()
+    fn fileno(&self) -> PyResult<i32> {
+        Ok(self.link()?.work().as_raw_fd())
     }
 
     /// Notify the supervisor of outcomes. Iterating over a slot does so automatically.
     fn flush(&self) -> PyResult<()> {
         self.shared.refuse_abandoned()?;
-        Ok(self.link.flush()?)
+        Ok(self.link()?.flush()?)
     }
 
     /// Report to the supervisor how many slots can take jobs.
     fn serve(&self, py: Python<'_>, slots: u32) -> PyResult<()> {
         self.shared.refuse_abandoned()?;
-        Ok(py.detach(|| self.link.tell_serving(slots))?)
+        let link = self.link()?;
+        Ok(py.detach(|| link.tell_serving(slots))?)
     }
 
     /// Take no more jobs: idle slots in line end at once, the others with their jobs.
-    fn close(&self) {
-        self.link.close();
+    fn close(&self) -> PyResult<()> {
+        self.link()?.close();
+        Ok(())
     }
 
     /// Interrupt the slot in line at the socket, after `close`. False: there is none.
-    fn nudge(&self) -> bool {
-        self.link.nudge()
+    fn nudge(&self) -> PyResult<bool> {
+        Ok(self.link()?.nudge())
     }
 
     /// Report the progress of a job that runs here, from any thread. False: it does not run here, or no longer
@@ -328,30 +388,32 @@ impl ChildLink {
         if self.shared.abandoned.load(Ordering::Relaxed) {
             return Ok(false);
         }
-        Ok(py.detach(|| self.link.tell_progress(job_id, &body))?)
+        let link = self.link()?;
+        Ok(py.detach(|| link.tell_progress(job_id, &body))?)
     }
 
     /// Carry out the supervisor's requests between two jobs. True: this process must exit once its running jobs
     /// have ended.
-    fn heed(&self, py: Python<'_>) -> bool {
-        py.detach(|| self.link.heed())
+    fn heed(&self, py: Python<'_>) -> PyResult<bool> {
+        let link = self.link()?;
+        Ok(py.detach(|| link.heed()))
     }
 
     /// Number of slots with a parked job: as many other slots may run jobs instead.
     #[getter]
-    fn parked(&self) -> u32 {
-        self.link.parked()
+    fn parked(&self) -> PyResult<u32> {
+        Ok(self.link()?.parked())
     }
 
     /// Whether a slot waits at the socket.
     #[getter]
-    fn has_head(&self) -> bool {
-        self.link.has_head()
+    fn has_head(&self) -> PyResult<bool> {
+        Ok(self.link()?.has_head())
     }
 
     /// End this many slots in line, except the one at the socket. Return how many there were.
-    fn dismiss(&self, slots: usize) -> usize {
-        self.link.dismiss(slots)
+    fn dismiss(&self, slots: usize) -> PyResult<usize> {
+        Ok(self.link()?.dismiss(slots))
     }
 
     /// Leave the link, in a process that was forked from the child.
@@ -426,7 +488,7 @@ impl SlotLink {
         let kind = Kind::from_number(kind)
             .filter(|kind| *kind != Kind::Lost)
             .ok_or_else(|| PyValueError::new_err("a job ends in one of eight ways"))?;
-        if let Some(heard) = self.window.heard() {
+        if let Some(heard) = self.opened()?.window.heard() {
             // An exception that was sent to this thread and not raised must not reach a later job.
             // SAFETY: this is a thread of the interpreter.
             set_exception(unsafe { pyo3::ffi::PyThread_get_thread_ident() } as _, None);
@@ -477,18 +539,24 @@ impl SlotLink {
     /// Return the order to the running job that may be carried out now: 1, to wind up; 2, to end because it was
     /// cancelled; 3, to end because its time is over; 0, none.
     fn order(&self) -> u8 {
-        self.window.order().map_or(0, |order| order as u8)
+        self.window()
+            .and_then(|window| window.order())
+            .map_or(0, |order| order as u8)
     }
 
     /// Like `order`, but the order then counts as carried out.
     fn take_order(&self) -> u8 {
-        self.window.take_order().map_or(0, |order| order as u8)
+        self.window()
+            .and_then(|window| window.take_order())
+            .map_or(0, |order| order as u8)
     }
 
     /// Return the order last taken for the running job.
     #[getter]
     fn heard(&self) -> u8 {
-        self.window.heard().map_or(0, |order| order as u8)
+        self.window()
+            .and_then(|window| window.heard())
+            .map_or(0, |order| order as u8)
     }
 
     /// Carry out an order in another thread, which runs this slot: raise the one of these exceptions that
@@ -496,18 +564,20 @@ impl SlotLink {
     fn strike(&self, thread: std::ffi::c_ulong, exceptions: [Bound<'_, PyAny>; 3]) {
         // The interpreter's lock is held from here on, as it is when the job ends. So the exception can't reach
         // a later job.
-        if let Some(order) = self.window.take_order() {
+        if let Some(order) = self.window().and_then(|window| window.take_order()) {
             set_exception(thread, Some(&exceptions[order as usize - 1]));
         }
     }
 
     /// Shield the running job from orders, except the end of its time.
-    fn shield(&self) {
-        self.window.shield();
+    fn shield(&self) -> PyResult<()> {
+        self.opened()?.window.shield();
+        Ok(())
     }
 
-    fn unshield(&self) {
-        self.window.unshield();
+    fn unshield(&self) -> PyResult<()> {
+        self.opened()?.window.unshield();
+        Ok(())
     }
 
     /// Create the loan for a wait of the job with this id.
@@ -515,13 +585,13 @@ impl SlotLink {
         let job = job_id
             .try_into()
             .map_err(|_| PyValueError::new_err("an id has sixteen bytes"))?;
-        Ok(Loan::new(Arc::clone(&self.window), job))
+        Ok(Loan::new(Arc::clone(&self.opened()?.window), job))
     }
 
     /// Whether a job has begun and its end was not reported.
     #[getter]
     fn is_running(&self) -> bool {
-        self.window.is_open()
+        self.window().is_some_and(|window| window.is_open())
     }
 
     /// Make the calling thread this slot's. Its end, however it comes, and its fatal signals are reported on

@@ -1,20 +1,38 @@
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
 
-use penstock_worker::{Forks, ZygoteTurn};
+use penstock_worker::{Forks, SlotKind, ZygoteTurn};
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 
 /// Role of a process that was forked from the zygote.
-#[pyclass(frozen, get_all, module = "penstock._core")]
+#[pyclass(frozen, module = "penstock._core")]
 pub(crate) struct Role {
-    child: u32,
-    kind: &'static str,
+    pub(crate) child: u32,
+    slot_kind: SlotKind,
+    #[pyo3(get)]
     slots: u32,
+    #[pyo3(get)]
     once: bool,
+    #[pyo3(get)]
     warm: bool,
-    work_fd: i32,
-    reply_fd: i32,
-    zygote_pid: i32,
+    pub(crate) work_fd: i32,
+    pub(crate) reply_fd: i32,
+    pub(crate) zygote_pid: i32,
+}
+
+impl Role {
+    /// Whether it has one slot, in its main thread.
+    pub(crate) fn has_only_slot(&self) -> bool {
+        matches!(self.slot_kind, SlotKind::Process | SlotKind::Isolated)
+    }
+}
+
+#[pymethods]
+impl Role {
+    #[getter]
+    fn kind(&self) -> &'static str {
+        self.slot_kind.word()
+    }
 }
 
 /// Fork children, and report how they end, as the supervisor at the other end of `control_fd` asks. Return None
@@ -65,7 +83,7 @@ pub(crate) fn serve_forks(
                     let work_fd = work.swap_remove(request.pool).into_raw_fd();
                     return Ok(Some(Role {
                         child: request.child,
-                        kind: request.kind.word(),
+                        slot_kind: request.kind,
                         slots: request.slots,
                         once: request.once,
                         warm: request.warm,

@@ -20,6 +20,12 @@ pub(crate) fn flush_c_output(py: Python<'_>) {
     py.detach(penstock_worker::flush_c_output);
 }
 
+/// Whether this process certainly has no thread but the calling one.
+#[pyfunction]
+pub(crate) fn has_one_thread() -> bool {
+    penstock_worker::has_one_thread()
+}
+
 /// Pages of the shared heap that isolated jobs write to. Make it before the forks.
 #[pyclass(frozen, module = "penstock._core")]
 pub(crate) struct WrittenPages(penstock_worker::PageNotes);

@@ -21,7 +21,7 @@
 //! | fault.rs | the job of a process that caused a fatal signal |
 //! | outstanding.rs | the packets that are out, and their jobs that can be taken back |
 //! | memory.rs | the kernel's figures on the memory of processes |
-//! | threads.rs | settings of the C library's allocator: for many threads, and for a supervisor |
+//! | threads.rs | settings of the C library's allocator, for many threads and for a supervisor; counts threads |
 //! | huge_pages.rs | why a supervisor has none, but the forked heap does |
 //! | arenas.rs | where a loading app's memory lies, so that it fits into huge pages |
 //! | warm.rs | pages that an isolated job is about to write to |
@@ -88,7 +88,7 @@ pub use packet::{FailureView, JobView, Kind, Retried};
 pub use packet::{decode_steps, encode_steps, job_bytes};
 pub use progress::{Count, encode_progress};
 pub use question::{Question, Reply, Sizes, Standing, state_name};
-pub use threads::limit_arenas;
+pub use threads::{has_one_thread, limit_arenas};
 pub use warm::PageNotes;
 pub use zygote::end_with_parent;
 

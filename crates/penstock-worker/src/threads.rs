@@ -1,4 +1,4 @@
-//! Configures the C library's allocator, for a process with many threads and for a supervisor.
+//! Configures the C library's allocator, for a process with many threads and for a supervisor; and counts threads.
 
 /// Makes this process's threads share two arenas of the allocator, unless the environment sets another number.
 /// By default each thread gets its own, up to eight per processor. Memory that a job frees in one arena is
@@ -29,5 +29,27 @@ pub fn return_large_blocks() {
         };
         set("MALLOC_MMAP_THRESHOLD_", libc::M_MMAP_THRESHOLD, MMAP_BYTES);
         set("MALLOC_TRIM_THRESHOLD_", libc::M_TRIM_THRESHOLD, TRIM_BYTES);
+    }
+}
+
+/// Whether this process certainly has no thread but the calling one.
+pub fn has_one_thread() -> bool {
+    /// Links of a directory without subdirectories: its name, and its own entry for itself.
+    const LINKS: u64 = 2;
+    if !cfg!(target_os = "linux") {
+        return false;
+    }
+    // It has a subdirectory for each thread. Counting its links takes one call, and no memory.
+    rustix::fs::stat("/proc/self/task").is_ok_and(|task| task.st_nlink == LINKS + 1)
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_with_a_second_thread_has_not_one_thread() {
+        // A test has a thread of its own, beside the main one.
+        assert!(!has_one_thread());
     }
 }

@@ -15,13 +15,13 @@ from itertools import islice
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from penstock._core import flush_c_output
+from penstock._core import ChildLink, flush_c_output, has_one_thread
 from penstock._jobs import current, interrupts
 from penstock._worker.orders import OrdersOfProcess
 from penstock._worker.runner import Runner
 
 if TYPE_CHECKING:
-    from penstock._core import ChildLink, Role, WrittenPages
+    from penstock._core import Role, WrittenPages
     from penstock._tasks.app import App
 
 
@@ -37,19 +37,26 @@ class Prepared:
     def __init__(self, apps: list[App], worker: str) -> None:
         self.apps = apps
         self.worker = worker
+        self.link = ChildLink()
+        # A task may fork. If the forked process ever returns here, it must not continue with our jobs.
+        os.register_at_fork(after_in_child=self.link.abandon)
+        current.tell_progress = self.link.progress
+        self.process_start_hooks = [hook for app in apps for hook in app._process_start_hooks]
         # For slots that are processes.
+        hooks = (hook for app in apps for hook in app._slot_start_hooks)
+        self.slot_start_hooks = [hook for hook in hooks if not inspect.iscoroutinefunction(hook)]
         self.runner = Runner(apps, worker)
-        self.orders = OrdersOfProcess(self.runner)
+        # Orders come with a signal, which also interrupts the wait for a job when the process has to exit.
+        self.runner.slot = self.slot = self.link.only_slot
+        interrupts.slot_of = OrdersOfProcess(self.runner, self.slot).slot_of
+        self.run, self.finish = self.runner.run, self.slot.finish
 
 
-def run_jobs(prepared: Prepared, link: ChildLink, role: Role, written: WrittenPages) -> None:
+def run_jobs(prepared: Prepared, role: Role, written: WrittenPages) -> None:
     """Run the jobs that arrive over the link, of any of these apps, in the slots of its role."""
-    # A task may fork. If the forked process ever returns here, it must not continue with our jobs.
-    os.register_at_fork(after_in_child=link.abandon)
-    current.tell_progress = link.progress
-    for app in prepared.apps:
-        for hook in app._process_start_hooks:
-            hook()
+    for hook in prepared.process_start_hooks:
+        hook()
+    link = prepared.link
     try:
         if role.kind == "thread":
             # Imported here because a child has slots of only one kind.
@@ -61,7 +68,7 @@ def run_jobs(prepared: Prepared, link: ChildLink, role: Role, written: WrittenPa
 
             Loop(prepared.apps, prepared.worker, link, role.slots, role.once).run()
         else:
-            run_in_process(prepared, link, role, written)
+            run_in_process(prepared, role, written)
     except (BrokenPipeError, ConnectionResetError):
         # The supervisor is gone, and this process with it.
         pass
@@ -69,17 +76,12 @@ def run_jobs(prepared: Prepared, link: ChildLink, role: Role, written: WrittenPa
         stop(app._process_stop_hooks, "on_process_stop")
 
 
-def run_in_process(prepared: Prepared, link: ChildLink, role: Role, written: WrittenPages) -> None:
+def run_in_process(prepared: Prepared, role: Role, written: WrittenPages) -> None:
     """Be one slot, in the main thread."""
-    for app in prepared.apps:
-        for hook in app._slot_start_hooks:
-            if not inspect.iscoroutinefunction(hook):
-                hook()
-    runner, slot = prepared.runner, link.slot()
-    run, finish = runner.run, slot.finish
-    # Orders come with a signal, which also interrupts the wait for a job when this process has to exit.
-    runner.slot = prepared.orders.slot = slot
-    interrupts.slot_of = prepared.orders.slot_of
+    for hook in prepared.slot_start_hooks:
+        hook()
+    link, runner, slot = prepared.link, prepared.runner, prepared.slot
+    run, finish = prepared.run, prepared.finish
     if role.warm:
         written.copy()
     if not role.once:
@@ -126,8 +128,6 @@ def leave() -> NoReturn:
     non-daemon threads, runs exit handlers (including that of logging), and flushes output. Live objects are not
     finalized: a file that was not closed loses its buffered data.
     """
-    # Private, but the same in all versions of Python since 3.7.
-    wait_for_threads: Callable[[], None] = vars(threading)["_shutdown"]
     try:
         for step in (wait_for_threads, atexit._run_exitfuncs, flush_output):
             try:
@@ -136,6 +136,14 @@ def leave() -> NoReturn:
                 traceback.print_exc()
     finally:
         os._exit(0)
+
+
+def wait_for_threads() -> None:
+    """Wait for the threads that are not daemons."""
+    # The process of an isolated job seldom has any, and code that runs copies pages.
+    if not has_one_thread():
+        # Private, but the same in all versions of Python since 3.7.
+        vars(threading)["_shutdown"]()
 
 
 # Index of the last finalizer that the zygote has registered.

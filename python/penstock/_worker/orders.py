@@ -66,11 +66,11 @@ def interrupt(task: asyncio.Task[Any], slot: SlotLink) -> None:
 class OrdersOfProcess:
     """Receives orders for the only slot of a process, in its main thread.
 
-    Made in the zygote, whose children inherit the handler. A child sets ``slot`` before its first job.
+    Made in the zygote, whose children inherit the handler. The slot has no orders until a child opens it.
     """
 
-    def __init__(self, jobs: Runner) -> None:
-        self.slot: SlotLink | None = None
+    def __init__(self, jobs: Runner, slot: SlotLink) -> None:
+        self.slot = slot
         self._runner = jobs
         signal.signal(signal.SIGURG, self._on_signal)
 
@@ -80,7 +80,7 @@ class OrdersOfProcess:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         slot = self.slot
         lending.resume_turns()
-        if slot is None or not slot.order():
+        if not slot.order():
             return
         if is_within_task(frame):
             order = slot.take_order()
@@ -92,5 +92,5 @@ class OrdersOfProcess:
 
     def _interrupt(self, loop: asyncio.AbstractEventLoop) -> None:
         task = next((task for task in asyncio.all_tasks(loop) if task.get_coro() is self._runner.awaited), None)
-        if task is not None and self.slot is not None:
+        if task is not None:
             interrupt(task, self.slot)

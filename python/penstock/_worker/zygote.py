@@ -16,7 +16,7 @@ import traceback
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
-from penstock._core import ChildLink, WrittenPages, collapse_heap, gather_arenas, make_immortal, serve_forks
+from penstock._core import WrittenPages, collapse_heap, gather_arenas, make_immortal, serve_forks
 from penstock._worker.child import Prepared, flush_output, forget_inherited_finalizers, leave, note_finalizers, run_jobs
 from penstock._worker.leftovers import open_descriptors, warnings_since
 from penstock._worker.loading import explain, load_all, refuse_unsuitable, report_of
@@ -140,8 +140,8 @@ def serve(apps: list[App], worker: str, control_fd: int, work_fds: list[int], pa
 
 def be_child(prepared: Prepared, role: Role, pages_fd: int, written: WrittenPages) -> NoReturn:
     try:
-        link = ChildLink(role.work_fd, role.reply_fd, pages_fd, role.child, role.zygote_pid)
-        run_jobs(prepared, link, role, written)
+        prepared.link.open(role, pages_fd)
+        run_jobs(prepared, role, written)
     except ChildProcessError:
         # The zygote died before this child could ask to die with it.
         os._exit(0)
