@@ -388,6 +388,41 @@ def test_a_slot_that_cannot_start_takes_no_jobs_and_tries_again(project: Project
     assert len({job.result(timeout=60) for job in [late.meet.delay(), late.meet.delay()]}) == 2
 
 
+@pytest.mark.parametrize("slot", ["process", "isolated"])
+def test_a_hook_may_import_a_module_with_other_hooks(project: Project, slot: str) -> None:
+    project.write(
+        "heavy.py",
+        """
+        from imports import app, seen
+
+        @app.on_slot_start
+        def begins() -> None:
+            seen.append("slot")
+        """,
+    )
+    project.write(
+        "imports.py",
+        f"""
+        from penstock import App
+
+        app = App("imports")
+        seen: list[str] = []
+
+        @app.on_process_start
+        def loads() -> None:
+            seen.append("process")
+            import heavy
+
+        @app.task(slot="{slot}")
+        def told() -> list[str]:
+            return seen
+        """,
+    )
+    imports = project.tasks("imports.py")
+    project.worker("imports:app", "-c", "1")
+    assert imports.told.delay().result(timeout=60) == ["process", "slot"]
+
+
 MIXED = """
     import asyncio, os, threading, time
     from pathlib import Path

@@ -41,10 +41,9 @@ class Prepared:
         # A task may fork. If the forked process ever returns here, it must not continue with our jobs.
         os.register_at_fork(after_in_child=self.link.abandon)
         current.tell_progress = self.link.progress
-        self.process_start_hooks = [hook for app in apps for hook in app._process_start_hooks]
+        # Only a hook can add others, for example by an import.
+        self.has_start_hooks = any(app._process_start_hooks or app._slot_start_hooks for app in apps)
         # For slots that are processes.
-        hooks = (hook for app in apps for hook in app._slot_start_hooks)
-        self.slot_start_hooks = [hook for hook in hooks if not inspect.iscoroutinefunction(hook)]
         self.runner = Runner(apps, worker)
         # Orders come with a signal, which also interrupts the wait for a job when the process has to exit.
         self.runner.slot = self.slot = self.link.only_slot
@@ -54,8 +53,10 @@ class Prepared:
 
 def run_jobs(prepared: Prepared, role: Role, written: WrittenPages) -> None:
     """Run the jobs that arrive over the link, of any of these apps, in the slots of its role."""
-    for hook in prepared.process_start_hooks:
-        hook()
+    if prepared.has_start_hooks:
+        for app in prepared.apps:
+            for hook in app._process_start_hooks:
+                hook()
     link = prepared.link
     try:
         if role.kind == "thread":
@@ -78,8 +79,11 @@ def run_jobs(prepared: Prepared, role: Role, written: WrittenPages) -> None:
 
 def run_in_process(prepared: Prepared, role: Role, written: WrittenPages) -> None:
     """Be one slot, in the main thread."""
-    for hook in prepared.slot_start_hooks:
-        hook()
+    if prepared.has_start_hooks:
+        for app in prepared.apps:
+            for hook in app._slot_start_hooks:
+                if not inspect.iscoroutinefunction(hook):
+                    hook()
     link, runner, slot = prepared.link, prepared.runner, prepared.slot
     run, finish = prepared.run, prepared.finish
     if role.warm:
