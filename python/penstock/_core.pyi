@@ -479,8 +479,8 @@ class ChildLink:
     """Worker child's side of the link to its supervisor. Creates the slots that run jobs. See
     crates/penstock-worker/src/link.rs.
 
-    It is made in the zygote and opened in the child: each Python object that a child makes is on a page that it must
-    copy first."""
+    Made in the zygote and opened in the child: each Python object that a child makes is on a page that it must copy
+    first."""
 
     def __new__(cls) -> ChildLink: ...
     def open(self, role: Role, pages_fd: int) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
+import textwrap
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
@@ -396,3 +398,22 @@ def test_a_job_that_reads_the_loaded_app_copies_none_of_it_where_objects_can_be_
         assert faults() < 100
     else:
         assert faults() > 1_500
+
+
+def test_a_process_without_other_threads_is_known_to_have_one() -> None:
+    code = """
+        import threading
+        from penstock._core import has_one_thread
+
+        over = threading.Event()
+        thread = threading.Thread(target=over.wait)
+        found = [has_one_thread()]
+        thread.start()
+        found.append(has_one_thread())
+        over.set()
+        thread.join()
+        print(found)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert told == ("[True, False]\n" if sys.platform == "linux" else "[False, False]\n")

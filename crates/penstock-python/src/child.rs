@@ -28,8 +28,7 @@ const MAY_BLOCK_BYTES: usize = 32 * 1024;
 /// Worker child's side of the link to its supervisor; creates the slots that run jobs. See
 /// crates/penstock-worker/src/link.rs.
 ///
-/// It is made in the zygote and opened in the child: each Python object that a child makes is on a page that it must copy
-/// first.
+/// Made in the zygote and opened in the child: each Python object that a child makes is on a page that it must copy first.
 #[pyclass(frozen, module = "penstock._core")]
 pub(crate) struct ChildLink {
     link: OnceLock<Arc<Link>>,

@@ -33,14 +33,19 @@ pub fn return_large_blocks() {
 }
 
 /// Whether this process certainly has no thread but the calling one.
+#[cfg(target_os = "linux")]
 pub fn has_one_thread() -> bool {
     /// Links of a directory without subdirectories: its name, and its own entry for itself.
-    const LINKS: u64 = 2;
-    if !cfg!(target_os = "linux") {
-        return false;
-    }
+    const LINKS: usize = 2;
     // It has a subdirectory for each thread. Counting its links takes one call, and no memory.
-    rustix::fs::stat("/proc/self/task").is_ok_and(|task| task.st_nlink == LINKS + 1)
+    let task = rustix::fs::stat("/proc/self/task");
+    // The type of the number depends on the processor.
+    task.is_ok_and(|task| usize::try_from(task.st_nlink) == Ok(LINKS + 1))
+}
+
+#[cfg(not(target_os = "linux"))]
+pub fn has_one_thread() -> bool {
+    false
 }
 
 #[cfg(all(test, target_os = "linux"))]
