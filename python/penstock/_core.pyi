@@ -23,6 +23,7 @@ __all__ = [
     "__version__",
     "collapse_heap",
     "draw_workflow",
+    "fill_holes",
     "flush_c_output",
     "gather_arenas",
     "has_one_thread",
@@ -427,6 +428,12 @@ def gather_arenas() -> bool:
     """Place the memory of further Python objects side by side, until ``collapse_heap``.
 
     Returns False, and changes nothing, where the allocator of Python can't be replaced or address space is limited.
+    """
+
+def fill_holes() -> None:
+    """Fill the holes of the heap, so that forks allocate without copying its pages.
+
+    Call it between ``gather_arenas`` and ``collapse_heap``, from the main thread. The blocks are never freed.
     """
 
 def collapse_heap() -> int:

@@ -272,6 +272,45 @@ def test_processes_share_huge_pages_and_own_no_more_than_without(project: Projec
     assert own <= own_without + 1024
 
 
+HOLES = """
+    from penstock import App
+
+    app = App("holes", defaults={"slot": "isolated"})
+    SIZES = (100, 1_000)  # for Python's allocator, and for that of the C library
+    held = []
+
+    @app.on_worker_start
+    def leave_holes() -> None:
+        for size in SIZES:
+            made = [bytes(size) for _ in range(20_000)]
+            del made[::20]
+            held.append(made)
+
+    @app.task
+    def pages() -> list[int]:
+        made = [[bytes(size) for _ in range(500)] for size in SIZES]
+        return [len({id(each) // 4096 for each in of_size}) for of_size in made]
+"""
+
+
+@pytest.mark.parametrize("slot", ["isolated", "process"])
+def test_what_a_job_allocates_lies_together_whatever_holes_the_app_has_left(project: Project, slot: str) -> None:
+    project.write("holes.py", HOLES.replace('"isolated"', f'"{slot}"'))
+    holes = project.tasks("holes.py")
+
+    def measure(collapse: str) -> list[int]:
+        running = project.worker("holes:app", "-c", "1", "--isolated", "1", PENSTOCK_COLLAPSE=collapse)
+        pages: list[int] = holes.pages.delay().result(timeout=60)
+        running.signal(signal.SIGTERM)
+        assert running.wait(30) == 0, running.output
+        return pages
+
+    small, large = measure("1")
+    assert small < 50, "500 objects of 133 bytes need 17 pages"
+    assert large < 170, "500 objects of 1,033 bytes need 127 pages"
+    assert min(measure("0")) > 300, "each in another page"
+
+
 SCATTERED = """
     import mmap
     from pathlib import Path

@@ -8,6 +8,14 @@ pub(crate) fn gather_arenas() -> bool {
     penstock_worker::gather_arenas()
 }
 
+/// Fill the holes of the heap, so that forks allocate without copying its pages. Call it between `gather_arenas` and
+/// `collapse_heap`, from the main thread.
+#[pyfunction]
+pub(crate) fn fill_holes() {
+    // SAFETY: the interpreter is attached.
+    penstock_worker::fill_holes(|bytes| unsafe { pyo3::ffi::PyObject_Malloc(bytes) });
+}
+
 /// Move this process's memory into huge pages, and return the number of bytes that the kernel moved.
 #[pyfunction]
 pub(crate) fn collapse_heap(py: Python<'_>) -> usize {

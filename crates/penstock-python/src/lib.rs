@@ -40,7 +40,9 @@ mod _core {
     #[pymodule_export]
     use crate::graph::Graph;
     #[pymodule_export]
-    use crate::heap::{WrittenPages, collapse_heap, flush_c_output, gather_arenas, has_one_thread};
+    use crate::heap::{
+        WrittenPages, collapse_heap, fill_holes, flush_c_output, gather_arenas, has_one_thread,
+    };
     #[pymodule_export]
     use crate::immortals::make_immortal;
     #[pymodule_export]

@@ -8,6 +8,7 @@
 //! that children allocate as they would without this.
 
 use std::ffi::c_void;
+use std::ops;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -33,7 +34,7 @@ struct ArenaAllocator {
 }
 
 /// Address range for arenas, used from its start.
-struct Range {
+pub(crate) struct Range {
     start: usize,
     /// End of what may be used; of what was used, once the range is closed.
     end: AtomicUsize,
@@ -74,7 +75,7 @@ impl Range {
 
     /// Returns memory that nothing else uses. `None` if it is not for an arena, the range is used up, or the kernel
     /// refuses.
-    fn take(&self, bytes: usize) -> Option<*mut c_void> {
+    pub(crate) fn take(&self, bytes: usize) -> Option<*mut c_void> {
         if !bytes.is_multiple_of(ARENA_UNIT_BYTES) {
             return None;
         }
@@ -91,8 +92,14 @@ impl Range {
         Some(arena)
     }
 
-    fn holds(&self, arena: *mut c_void) -> bool {
-        (self.start..self.end.load(Ordering::Relaxed)).contains(&arena.addr())
+    /// Whether an address lies in this range.
+    pub(crate) fn holds(&self, place: *mut c_void) -> bool {
+        (self.start..self.end.load(Ordering::Relaxed)).contains(&place.addr())
+    }
+
+    /// Returns the addresses of the arenas so far.
+    pub(crate) fn used(&self) -> ops::Range<usize> {
+        self.start..self.next.load(Ordering::Relaxed)
     }
 
     /// Gives the unused part back: further arenas are placed by the kernel.
@@ -181,6 +188,11 @@ pub fn gather_arenas() -> bool {
     false
 }
 
+/// Returns the range of arenas; `None` if they are not gathered.
+pub(crate) fn gathered() -> Option<&'static Range> {
+    RANGE.get()
+}
+
 /// Lets the kernel place further arenas, and gives the rest of the range back.
 pub(crate) fn close() {
     if let Some(range) = RANGE.get() {
@@ -189,10 +201,10 @@ pub(crate) fn close() {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    const ARENA: usize = 1 << 20;
+    pub(crate) const ARENA: usize = 1 << 20;
 
     unsafe extern "C" fn none(_: *mut c_void, _: usize) -> *mut c_void {
         std::ptr::null_mut()
@@ -200,7 +212,8 @@ mod tests {
 
     unsafe extern "C" fn keep(_: *mut c_void, _: *mut c_void, _: usize) {}
 
-    fn range() -> Range {
+    /// Returns a range that is not in use.
+    pub(crate) fn range() -> Range {
         let before = ArenaAllocator {
             context: std::ptr::null_mut(),
             alloc: none,

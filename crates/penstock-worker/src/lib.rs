@@ -45,6 +45,7 @@ mod desk;
 mod fault;
 mod files;
 mod forks;
+mod holes;
 #[cfg(feature = "hostile")]
 pub mod hostile;
 mod huge_pages;
@@ -92,6 +93,7 @@ pub use threads::{has_one_thread, limit_arenas};
 pub use warm::PageNotes;
 pub use zygote::end_with_parent;
 
+use std::ffi::c_void;
 use std::process::ExitCode;
 
 use supervisor::{End, Supervisor};
@@ -110,6 +112,15 @@ pub const EXIT_APP: u8 = 3;
 pub const EXIT_NO_MEMORY: u8 = 5;
 /// A second signal stopped the worker: running jobs were killed and handed back.
 pub const EXIT_FORCED: u8 = 4;
+
+/// Fills the holes of this process's heap, so that forks allocate without copying its pages. `allocate` is
+/// `PyObject_Malloc`.
+pub fn fill_holes(allocate: impl FnMut(usize) -> *mut c_void) {
+    holes::fill_heap();
+    if let Some(arenas) = arenas::gathered() {
+        holes::fill_arenas(arenas, allocate);
+    }
+}
 
 /// Runs a worker until it is asked to stop.
 ///

@@ -16,7 +16,7 @@ import traceback
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
-from penstock._core import WrittenPages, collapse_heap, gather_arenas, make_immortal, serve_forks
+from penstock._core import WrittenPages, collapse_heap, fill_holes, gather_arenas, make_immortal, serve_forks
 from penstock._worker.child import Prepared, flush_output, forget_inherited_finalizers, leave, note_finalizers, run_jobs
 from penstock._worker.leftovers import open_descriptors, warnings_since
 from penstock._worker.loading import explain, load_all, refuse_unsuitable, report_of
@@ -130,8 +130,10 @@ def serve(apps: list[App], worker: str, control_fd: int, work_fds: list[int], pa
     if os.environ.get("PENSTOCK_IMMORTAL") != "0":
         make_immortal()
     gc.freeze()
-    # Huge pages make forks cheap: most of the cost of a fork is copying the page tables.
     if os.environ.get("PENSTOCK_COLLAPSE") != "0":
+        # What children allocate would copy pages as well.
+        fill_holes()
+        # Huge pages make forks cheap: most of the cost of a fork is copying the page tables.
         collapse_heap()
     role = serve_forks(control_fd, work_fds, flush_output, os.fork)
     if role is not None:
