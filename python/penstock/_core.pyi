@@ -453,6 +453,9 @@ class Role:
     def kind(self) -> str:
         """Kind of its slots: ``"process"``, ``"thread"``, ``"async"`` or ``"isolated"``."""
     @property
+    def has_only_slot(self) -> bool:
+        """Whether it has one slot, in its main thread."""
+    @property
     def slots(self) -> int: ...
     @property
     def once(self) -> bool:
@@ -489,9 +492,11 @@ class ChildLink:
     Made in the zygote and opened in the child: each Python object that a child makes is on a page that it must copy
     first."""
 
-    def __new__(cls) -> ChildLink: ...
-    def open(self, role: Role, pages_fd: int) -> None:
-        """Open the link in a child, which exits when the zygote does. Take ownership of the descriptors."""
+    def __new__(cls, pages_fd: int) -> ChildLink:
+        """Make the link of a zygote's future children. Take ownership of the descriptor of the worker's pages."""
+
+    def open(self, role: Role) -> None:
+        """Open the link in a child, which exits when the zygote does. Take ownership of the role's descriptors."""
     @property
     def only_slot(self) -> SlotLink:
         """Slot of a child with a single one, open once the link is."""

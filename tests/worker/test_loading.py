@@ -231,10 +231,16 @@ def test_what_the_loaded_app_cleans_up_at_its_end_stays_until_then(project: Proj
         def prepare() -> None:
             global shared
             shared = tempfile.TemporaryDirectory(dir=here, prefix="shared-")
+            loaded.append(Made())
+            weakref.finalize(loaded[0], lambda: (here / f"loaded-{os.getpid()}").touch())
+
+        loaded = []
 
         @app.task
         def work() -> tuple[str, int]:
             global made
+            loaded.clear()
+            assert (here / f"loaded-{os.getpid()}").exists(), "its object has ended in this process"
             made = Made()
             weakref.finalize(made, (here / f"made-{os.getpid()}").touch)
             assert Path(shared.name).is_dir()

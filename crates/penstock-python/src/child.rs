@@ -8,8 +8,8 @@ use penstock_message::{
     Failure, InputShape, InputValue, InputValues, MessageId, Retries, ValueStatus,
 };
 use penstock_worker::{
-    Ended, FailureView, JobView, Kind, Link, Order, Pulled, Slot, Window, end_with_parent,
-    limit_arenas, offer_to_kernel,
+    Ended, FailureView, JobView, Kind, Link, Order, Pulled, SharedPages, Slot, Window,
+    end_with_parent, limit_arenas, score_of_children, steady_ns, write_score,
 };
 use pyo3::exceptions::{PyRuntimeError, PySystemExit, PyValueError};
 use pyo3::prelude::*;
@@ -32,6 +32,10 @@ const MAY_BLOCK_BYTES: usize = 32 * 1024;
 #[pyclass(frozen, module = "penstock._core")]
 pub(crate) struct ChildLink {
     link: OnceLock<Arc<Link>>,
+    /// Pages for the link, until it is open.
+    pages: Mutex<Option<SharedPages>>,
+    /// The `oom_score_adj` of a child.
+    score: Option<String>,
     /// Slot of a child with a single one.
     only_slot: Py<SlotLink>,
     shared: Arc<ChildShared>,
@@ -274,9 +278,16 @@ fn given_to_python<'py>(py: Python<'py>, given: &InputValues) -> PyResult<Bound<
 
 #[pymethods]
 impl ChildLink {
-    /// Make the link of a zygote's future children.
+    /// Make the link of a zygote's future children. Owns the descriptor of the worker's pages from here on.
     #[new]
-    fn new(py: Python<'_>) -> PyResult<Self> {
+    fn new(py: Python<'_>, pages_fd: i32) -> PyResult<Self> {
+        if pages_fd < 0 {
+            return Err(PyValueError::new_err("a descriptor is not open"));
+        }
+        // SAFETY: the caller gives up this descriptor, and no other object owns it.
+        let pages = SharedPages::map(unsafe { OwnedFd::from_raw_fd(pages_fd) })?;
+        // The first look at the clock finds out where to read it.
+        steady_ns();
         let shared = Arc::new(ChildShared::default());
         let only_slot = SlotLink {
             opened: OnceLock::new(),
@@ -284,23 +295,27 @@ impl ChildLink {
         };
         Ok(Self {
             link: OnceLock::new(),
+            pages: Mutex::new(Some(pages)),
+            score: score_of_children(),
             only_slot: Py::new(py, only_slot)?,
             shared,
         })
     }
 
     /// Open the link in a child, which exits when the zygote does. Owns the descriptors from here on.
-    fn open(&self, role: &Role, pages_fd: i32) -> PyResult<()> {
-        if self.link.get().is_some() || pages_fd < 0 {
-            return Err(PyValueError::new_err("a child opens its link once"));
-        }
+    fn open(&self, role: &Role) -> PyResult<()> {
+        let pages = self.pages.lock().ok().and_then(|mut pages| pages.take());
+        let pages = pages.ok_or_else(|| PyValueError::new_err("a child opens its link once"))?;
         // SAFETY: the caller gives up these descriptors, and no other object owns them.
-        let [work, reply, pages] =
-            [role.work_fd, role.reply_fd, pages_fd].map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
+        let [work, reply] =
+            [role.work_fd, role.reply_fd].map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
         let parent = rustix::process::Pid::from_raw(role.zygote_pid)
             .ok_or_else(|| PyValueError::new_err("not a process id"))?;
         end_with_parent(parent)?;
-        offer_to_kernel();
+        // If the kernel is short of memory, it should kill a process that runs jobs first.
+        if let Some(score) = &self.score {
+            write_score(score.as_bytes());
+        }
         // This process is a fork of the zygote, but not of the child.
         self.shared.abandoned.store(false, Ordering::Relaxed);
         let opened = Link::new(work, reply, pages, role.child)?;

@@ -20,15 +20,14 @@ pub(crate) struct Role {
     pub(crate) zygote_pid: i32,
 }
 
+#[pymethods]
 impl Role {
     /// Whether it has one slot, in its main thread.
+    #[getter]
     pub(crate) fn has_only_slot(&self) -> bool {
         matches!(self.slot_kind, SlotKind::Process | SlotKind::Isolated)
     }
-}
 
-#[pymethods]
-impl Role {
     #[getter]
     fn kind(&self) -> &'static str {
         self.slot_kind.word()
@@ -81,6 +80,9 @@ pub(crate) fn serve_forks(
                     forks.leave_in_child()?;
                     // The sockets of other pools are not for this child, and must not stay open in it.
                     let work_fd = work.swap_remove(request.pool).into_raw_fd();
+                    work.drain(..).for_each(drop);
+                    // Freeing would copy a page of the heap.
+                    std::mem::forget(work);
                     return Ok(Some(Role {
                         child: request.child,
                         slot_kind: request.kind,

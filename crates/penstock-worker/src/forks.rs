@@ -9,15 +9,14 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::io::{self, IoSliceMut, Write};
-use std::mem::{MaybeUninit, zeroed};
-use std::os::fd::OwnedFd;
+use std::mem::{MaybeUninit, forget, zeroed};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group, setpgid};
-use signal_hook::SigId;
 use signal_hook::consts::SIGCHLD;
 
 use crate::SlotKind;
@@ -38,7 +37,8 @@ pub struct Forks {
     replies: VecDeque<OwnedFd>,
     /// Readable when a child may have ended.
     bell: UnixStream,
-    ringer: SigId,
+    /// Socket that the handler of SIGCHLD writes to. It belongs to the handler.
+    ringer: RawFd,
     /// Children, each with its process id.
     children: Vec<(i32, u32)>,
 }
@@ -82,12 +82,14 @@ impl Forks {
     pub fn new(control: OwnedFd) -> io::Result<Self> {
         let (bell, ringer) = UnixStream::pair()?;
         bell.set_nonblocking(true)?;
+        let ringer_fd = ringer.as_raw_fd();
+        signal_hook::low_level::pipe::register(SIGCHLD, ringer)?;
         Ok(Self {
             control,
             incoming: Vec::with_capacity(2 * CHUNK_BYTES),
             replies: VecDeque::with_capacity(DESCRIPTORS),
             bell,
-            ringer: signal_hook::low_level::pipe::register(SIGCHLD, ringer)?,
+            ringer: ringer_fd,
             children: Vec::with_capacity(USUAL_CHILDREN),
         })
     }
@@ -194,12 +196,27 @@ impl Forks {
     /// Releases what a child must not share with this process. Call it in the child, before anything else.
     pub fn leave_in_child(self) -> io::Result<()> {
         lead_group(0);
-        signal_hook::low_level::unregister(self.ringer);
         // SAFETY: the default action is not code of this process.
-        match unsafe { libc::signal(SIGCHLD, libc::SIG_DFL) } {
-            libc::SIG_ERR => Err(io::Error::last_os_error()),
-            _ => Ok(()),
+        if unsafe { libc::signal(SIGCHLD, libc::SIG_DFL) } == libc::SIG_ERR {
+            return Err(io::Error::last_os_error());
         }
+        let Self {
+            control,
+            incoming,
+            replies,
+            bell,
+            ringer,
+            children,
+        } = self;
+        // Closed, but not freed: that would copy pages of the heap.
+        // SAFETY: the signal handler was its only user.
+        drop((control, bell, unsafe { OwnedFd::from_raw_fd(ringer) }));
+        for reply in &replies {
+            // SAFETY: it is never dropped.
+            unsafe { rustix::io::close(reply.as_raw_fd()) };
+        }
+        forget((incoming, replies, children));
+        Ok(())
     }
 
     fn report_deaths(&mut self) -> io::Result<()> {

@@ -81,12 +81,13 @@ pub use desk::{Desk, Left, TakeOutcome};
 pub use forks::{ForkRequest, Forks, ZygoteTurn};
 pub use huge_pages::collapse_heap;
 pub use link::{Ended, Link, LongWait, Pulled, Resumed, Slot, Window};
-pub use memory::{knows_memory, offer_to_kernel};
+pub use memory::{knows_memory, score_of_children, write_score};
 pub use order::Order;
 pub use output::flush_c_output;
 pub use packet::{FailureView, JobView, Kind, Retried};
 #[doc(hidden)]
 pub use packet::{decode_steps, encode_steps, job_bytes};
+pub use page::{SharedPages, steady_ns};
 pub use progress::{Count, encode_progress};
 pub use question::{Question, Reply, Sizes, Standing, state_name};
 pub use threads::{has_one_thread, limit_arenas};

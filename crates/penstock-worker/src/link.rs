@@ -38,7 +38,7 @@ use crate::memory::trim;
 use crate::packet::{
     BELL, MAX_PACKET_BYTES, Malformed, OutcomeFrame, ProgressFrame, Wait, WaitFrame, serving,
 };
-use crate::page::{Claims, LazyBuffer, RingWriter, open_child};
+use crate::page::{Claims, LazyBuffer, RingWriter, SharedPages};
 
 /// Connection to the supervisor, shared by the slots of a child.
 pub struct Link {
@@ -117,8 +117,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Link {
     /// Opens a child's link. `work` is shared by all children of a pool; `reply` belongs to this child.
-    pub fn new(work: OwnedFd, reply: OwnedFd, pages: OwnedFd, child: u32) -> io::Result<Arc<Self>> {
-        let (claims, ring) = open_child(pages.as_fd(), child)?;
+    pub fn new(
+        work: OwnedFd,
+        reply: OwnedFd,
+        pages: SharedPages,
+        child: u32,
+    ) -> io::Result<Arc<Self>> {
+        let (claims, ring) = pages.of_child(child)?;
         Ok(Arc::new(Self {
             work,
             child,

@@ -224,10 +224,16 @@ pub fn score_above(more: i32) -> Option<i32> {
     Some((own.trim().parse::<i32>().ok()? + more).min(1000))
 }
 
-/// Marks this process, a fork of the zygote, as the one to kill first if the kernel is short of memory. Ignores errors.
-pub fn offer_to_kernel() {
-    if let Some(score) = score_above(CHILD_SCORE - ZYGOTE_SCORE) {
-        let _ = fs::write("/proc/self/oom_score_adj", score.to_string());
+/// Returns the value for the forks of this process, the zygote.
+pub fn score_of_children() -> Option<String> {
+    score_above(CHILD_SCORE - ZYGOTE_SCORE).map(|score| score.to_string())
+}
+
+/// Sets this process's `oom_score_adj`, with system calls only. Does nothing on systems without one.
+pub fn write_score(score: &[u8]) {
+    use rustix::fs::{Mode, OFlags, open};
+    if let Ok(file) = open(c"/proc/self/oom_score_adj", OFlags::WRONLY, Mode::empty()) {
+        let _ = rustix::io::write(file, score);
     }
 }
 

@@ -592,30 +592,54 @@ impl RingReader {
     }
 }
 
-/// Maps the parts that a child sees: the claims, and its own ring. A wild write can't reach its siblings'
-/// outcomes.
-pub fn open_child(file: BorrowedFd<'_>, child: u32) -> io::Result<(Claims, RingWriter)> {
-    let wrong = || io::Error::other("these are not a penstock worker's pages");
-    let header = Mapping::new(file, 0, PAGE_BYTES)?;
-    let header: &Header = header.at(0);
-    if header.magic.load(Ordering::Acquire) != MAGIC
-        || child >= header.children.load(Ordering::Relaxed)
-    {
-        return Err(wrong());
+/// Pages that all children of a zygote see: the claims. A zygote maps them, and its forks inherit the mapping.
+pub struct SharedPages {
+    file: OwnedFd,
+    claims: Mapping,
+    count: usize,
+    children: u32,
+}
+
+impl SharedPages {
+    pub fn map(file: OwnedFd) -> io::Result<Self> {
+        let header = Mapping::new(file.as_fd(), 0, PAGE_BYTES)?;
+        let header: &Header = header.at(0);
+        if header.magic.load(Ordering::Acquire) != MAGIC {
+            return Err(not_ours());
+        }
+        let count = header.claims.load(Ordering::Relaxed) as usize;
+        Ok(Self {
+            claims: Mapping::new(file.as_fd(), 0, claims_bytes(count))?,
+            children: header.children.load(Ordering::Relaxed),
+            file,
+            count,
+        })
     }
-    let count = header.claims.load(Ordering::Relaxed) as usize;
-    let own = Arc::new(Mapping::new(file, ring_offset(count, child), CHILD_BYTES)?);
-    let claims = Claims {
-        shared: Mapping::new(file, 0, claims_bytes(count))?,
-        own: Arc::clone(&own),
-        count,
-    };
-    let ring = RingWriter {
-        own,
-        head: 0,
-        tail: 0,
-    };
-    Ok((claims, ring))
+
+    /// Maps the ring of this process, a child. Children see no ring but their own, so a wild write can't reach their
+    /// siblings' outcomes.
+    pub fn of_child(self, child: u32) -> io::Result<(Claims, RingWriter)> {
+        if child >= self.children {
+            return Err(not_ours());
+        }
+        let ring = ring_offset(self.count, child);
+        let own = Arc::new(Mapping::new(self.file.as_fd(), ring, CHILD_BYTES)?);
+        let claims = Claims {
+            shared: self.claims,
+            own: Arc::clone(&own),
+            count: self.count,
+        };
+        let ring = RingWriter {
+            own,
+            head: 0,
+            tail: 0,
+        };
+        Ok((claims, ring))
+    }
+}
+
+fn not_ours() -> io::Error {
+    io::Error::other("these are not a penstock worker's pages")
 }
 
 /// Claims, as a child's slots see them.
@@ -727,6 +751,10 @@ pub(crate) mod tests {
 
     use super::*;
 
+    fn open_child(pages: &impl AsFd, child: u32) -> io::Result<(Claims, RingWriter)> {
+        SharedPages::map(pages.as_fd().try_clone_to_owned()?)?.of_child(child)
+    }
+
     fn cell() -> ClaimCell {
         let [word, since, order, heard] = [const { AtomicU64::new(0) }; 4];
         ClaimCell {
@@ -830,7 +858,7 @@ pub(crate) mod tests {
     fn a_ring_hands_over_every_byte_in_order_while_both_sides_run() {
         let pages = Pages::new(2, 4).unwrap();
         let mut reader = pages.fresh_ring(1);
-        let (_, mut child) = open_child(pages.as_fd(), 1).unwrap();
+        let (_, mut child) = open_child(&pages, 1).unwrap();
         let total: u32 = 60_000;
         thread::scope(|scope| {
             scope.spawn(move || {
@@ -854,7 +882,7 @@ pub(crate) mod tests {
     fn a_full_ring_refuses_and_a_wild_head_is_noticed() {
         let pages = Pages::new(1, 1).unwrap();
         let mut reader = pages.fresh_ring(0);
-        let (_, mut child) = open_child(pages.as_fd(), 0).unwrap();
+        let (_, mut child) = open_child(&pages, 0).unwrap();
         assert!(child.push(&vec![1; RING_BYTES]));
         assert!(!child.push(&[1]));
         let mut out = Vec::new();
@@ -873,7 +901,7 @@ pub(crate) mod tests {
     pub(crate) fn a_fault_is_of_the_child_s_own_packets_or_of_none() {
         let pages = Pages::new(2, 4).unwrap();
         let _ring = pages.fresh_ring(1);
-        let (claims, ring) = open_child(pages.as_fd(), 1).unwrap();
+        let (claims, ring) = open_child(&pages, 1).unwrap();
         // SAFETY: the ring is dropped at the end.
         let fault = unsafe { ring.fault() };
         assert_eq!(pages.fault(1), None);
@@ -892,8 +920,8 @@ pub(crate) mod tests {
     #[test]
     pub(crate) fn a_child_is_closed_alone_and_a_new_one_of_its_number_is_not() {
         let pages = Pages::new(2, 4).unwrap();
-        let (one, _ring) = open_child(pages.as_fd(), 0).unwrap();
-        let (other, _other_ring) = open_child(pages.as_fd(), 1).unwrap();
+        let (one, _ring) = open_child(&pages, 0).unwrap();
+        let (other, _other_ring) = open_child(&pages, 1).unwrap();
         pages.close(1);
         assert!(!one.is_closing() && other.is_closing());
         pages.fresh_ring(1);
@@ -904,8 +932,8 @@ pub(crate) mod tests {
     fn a_child_refuses_pages_that_are_none() {
         let file = anonymous_file("nothing").unwrap();
         rustix::fs::ftruncate(&file, 1 << 20).unwrap();
-        assert!(open_child(file.as_fd(), 0).is_err());
+        assert!(open_child(&file, 0).is_err());
         let pages = Pages::new(1, 1).unwrap();
-        assert!(open_child(pages.as_fd(), 1).is_err(), "no such child");
+        assert!(open_child(&pages, 1).is_err(), "no such child");
     }
 }

@@ -33,7 +33,7 @@ use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlag
 use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process_group, setrlimit};
 use serde::Deserialize;
 
-use crate::memory::{ZYGOTE_SCORE, score_above};
+use crate::memory::{ZYGOTE_SCORE, score_above, write_score};
 use crate::{ChildLog, SlotKind, systemd};
 
 /// Settings of a zygote.
@@ -333,14 +333,6 @@ fn read_message(text: &str) -> Option<Said> {
         },
         _ => return None,
     })
-}
-
-/// Sets this process's `oom_score_adj`, with system calls only. Does nothing on systems without one.
-fn write_score(score: &[u8]) {
-    use rustix::fs::{Mode, OFlags, open};
-    if let Ok(file) = open(c"/proc/self/oom_score_adj", OFlags::WRONLY, Mode::empty()) {
-        let _ = rustix::io::write(file, score);
-    }
 }
 
 /// Makes Linux kill this process when its parent dies: a last line of defence for a parent killed by SIGKILL.

@@ -9,11 +9,10 @@ import os
 import sys
 import threading
 import traceback
-import weakref
 from collections.abc import Callable
 from itertools import islice
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from penstock._core import ChildLink, flush_c_output, has_one_thread
 from penstock._jobs import current, interrupts
@@ -34,10 +33,10 @@ class Prepared:
     Each page of the shared heap that a child writes to is copied, so a child makes as little as possible by itself.
     """
 
-    def __init__(self, apps: list[App], worker: str) -> None:
+    def __init__(self, apps: list[App], worker: str, pages_fd: int) -> None:
         self.apps = apps
         self.worker = worker
-        self.link = ChildLink()
+        self.link = ChildLink(pages_fd)
         # A task may fork. If the forked process ever returns here, it must not continue with our jobs.
         os.register_at_fork(after_in_child=self.link.abandon)
         current.tell_progress = self.link.progress
@@ -59,22 +58,23 @@ def run_jobs(prepared: Prepared, role: Role, written: WrittenPages) -> None:
                 hook()
     link = prepared.link
     try:
-        if role.kind == "thread":
+        if role.has_only_slot:
+            run_in_process(prepared, role, written)
+        elif role.kind == "thread":
             # Imported here because a child has slots of only one kind.
             from penstock._worker.threads import Threads
 
             Threads(prepared.apps, prepared.worker, link, role.slots, role.once).run()
-        elif role.kind == "async":
+        else:
             from penstock._worker.loop import Loop
 
             Loop(prepared.apps, prepared.worker, link, role.slots, role.once).run()
-        else:
-            run_in_process(prepared, role, written)
     except (BrokenPipeError, ConnectionResetError):
         # The supervisor is gone, and this process with it.
         pass
     for app in prepared.apps:
-        stop(app._process_stop_hooks, "on_process_stop")
+        if app._process_stop_hooks:
+            stop(app._process_stop_hooks, "on_process_stop")
 
 
 def run_in_process(prepared: Prepared, role: Role, written: WrittenPages) -> None:
@@ -104,7 +104,8 @@ def run_in_process(prepared: Prepared, role: Role, written: WrittenPages) -> Non
         written.job_ended()
     # After an exception nothing is closed: that could wait for threads which never end.
     for app in prepared.apps:
-        stop(app._slot_stop_hooks, "on_slot_stop")
+        if app._slot_stop_hooks:
+            stop(app._slot_stop_hooks, "on_slot_stop")
     runner.close()
 
 
@@ -148,42 +149,6 @@ def wait_for_threads() -> None:
     if not has_one_thread():
         # Private, but the same in all versions of Python since 3.7.
         vars(threading)["_shutdown"]()
-
-
-# Index of the last finalizer that the zygote has registered.
-_inherited: int | None = None
-# The registry of the zygote's finalizers, kept so that leaving it does not free it, object by object.
-_left: object = None
-
-
-def note_finalizers() -> None:
-    """Remember which finalizers (``weakref.finalize``) exist before the first fork."""
-    global _inherited
-    registry: Any = vars(weakref.finalize).get("_registry")
-    try:
-        _inherited = max((about.index for about in registry.values()), default=-1)
-    except AttributeError:
-        _inherited = None
-
-
-def forget_inherited_finalizers() -> None:
-    """Drop finalizers of objects created before the fork. The zygote runs them when it exits.
-
-    A child that ran them would remove a ``TemporaryDirectory`` of the loaded app while other children use it. Also,
-    SQLAlchemy registers a finalizer for each mapped class: running 300 takes a millisecond, mostly for copying shared
-    pages.
-    """
-    global _left
-    if _inherited is None:
-        return  # this version of Python stores them differently
-    _left = registry = vars(weakref.finalize)["_registry"]
-    own: dict[Any, Any] = {}
-    # They are in the order of registration, so the child's own come last.
-    for each in reversed(registry):
-        if registry[each].index <= _inherited:
-            break
-        own[each] = registry[each]
-    weakref.finalize._registry = own  # type: ignore[attr-defined]
 
 
 def flush_output() -> None:

@@ -17,7 +17,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from penstock._core import WrittenPages, collapse_heap, fill_holes, gather_arenas, make_immortal, serve_forks
-from penstock._worker.child import Prepared, flush_output, forget_inherited_finalizers, leave, note_finalizers, run_jobs
+from penstock._worker.child import Prepared, flush_output, leave, run_jobs
+from penstock._worker.finalizers import keep_finalizers, take_finalizers_back
 from penstock._worker.leftovers import open_descriptors, warnings_since
 from penstock._worker.loading import explain, load_all, refuse_unsuitable, report_of
 from penstock._worker.log import log_to_stderr
@@ -120,12 +121,12 @@ def serve(apps: list[App], worker: str, control_fd: int, work_fds: list[int], pa
     errors. What happens between two forks is not even Python (crates/penstock-worker/src/forks.rs).
     """
     written = WrittenPages()
-    prepared = Prepared(apps, worker)
+    prepared = Prepared(apps, worker, pages_fd)
     signal.set_wakeup_fd(-1)
     # Garbage is freed, and the collector never visits the remaining objects again: in the children it would touch,
     # and so copy, every page.
     gc.collect()
-    note_finalizers()
+    keep_finalizers()
     # Counting references to the app's objects would copy pages, too.
     if os.environ.get("PENSTOCK_IMMORTAL") != "0":
         make_immortal()
@@ -137,12 +138,13 @@ def serve(apps: list[App], worker: str, control_fd: int, work_fds: list[int], pa
         collapse_heap()
     role = serve_forks(control_fd, work_fds, flush_output, os.fork)
     if role is not None:
-        be_child(prepared, role, pages_fd, written)
+        be_child(prepared, role, written)
+    take_finalizers_back()
 
 
-def be_child(prepared: Prepared, role: Role, pages_fd: int, written: WrittenPages) -> NoReturn:
+def be_child(prepared: Prepared, role: Role, written: WrittenPages) -> NoReturn:
     try:
-        prepared.link.open(role, pages_fd)
+        prepared.link.open(role)
         run_jobs(prepared, role, written)
     except ChildProcessError:
         # The zygote died before this child could ask to die with it.
@@ -155,7 +157,6 @@ def be_child(prepared: Prepared, role: Role, pages_fd: int, written: WrittenPage
             sys.stderr.flush()
         finally:
             os._exit(EXIT_LOOP)
-    forget_inherited_finalizers()
     leave()
 
 

@@ -12,7 +12,7 @@ use crate::limits::Step;
 use crate::link::{Ended, Link, Pulled, Resumed, Slot};
 use crate::order::{JobAt, Order};
 use crate::packet::{Frame, Kind, OutcomeFrame, Reader, Wait, WaitFrame};
-use crate::page::RingReader;
+use crate::page::{RingReader, SharedPages};
 
 fn delivery(number: u64, body: Vec<u8>) -> Delivery {
     let mut id = [0; 16];
@@ -89,7 +89,7 @@ impl PoolBench {
         let link = Link::new(
             self.pull.try_clone().unwrap(),
             theirs.into(),
-            self.out.pages.as_fd().try_clone_to_owned().unwrap(),
+            SharedPages::map(self.out.pages.as_fd().try_clone_to_owned().unwrap()).unwrap(),
             child,
         );
         (link.unwrap(), ours, ring)
