@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
+from contestants import bare_fork_peer
 from processes import descendants, proportional_set_size_bytes, running, tail
 
 SAMPLE_S = 0.01
@@ -159,6 +160,30 @@ def isolated(measurement: Measurement, slots: int, count: int, trips: int) -> di
     return {"jobs_per_s": count / took_s, "p50_ms": statistics.median(taken) * 1e3}
 
 
+def in_turn(measurement: Measurement, slots: int, count: int, turns: int) -> dict[str, float]:
+    """Time jobs and bare forks of the same heap alternately, so that both see the same changes of a shared machine."""
+
+    def queue_s(jobs: int) -> float:
+        begun = time.perf_counter()
+        # The harness would ask for the number of results so often that it takes 1 % of the machine.
+        measurement.contestant.run_to_last(jobs)
+        measurement.enqueued += jobs
+        return measurement.watch()[-1][0] - begun
+
+    def bare_s(jobs: int) -> float:
+        return bare_fork_peer.ask(f"loop {jobs} {slots}")[0]
+
+    with measurement.worker(slots):
+        queue_s(2 * slots)
+        bare_s(2 * slots)
+        ratios = []
+        for turn in range(turns):
+            both = (queue_s, bare_s) if turn % 2 == 0 else (bare_s, queue_s)
+            seconds = {each: each(count) for each in both}
+            ratios.append(seconds[bare_s] / seconds[queue_s])
+    return {"of_bare": statistics.median(ratios)}
+
+
 def memory(measurement: Measurement, slots: int) -> dict[str, float]:
     with measurement.worker(slots) as pid:
         measurement.warm_up()
@@ -281,6 +306,7 @@ MEASUREMENTS: dict[str, Callable[..., dict[str, float]]] = {
         fan_out,
         mixed,
         isolated,
+        in_turn,
         chord,
         chain,
         group,

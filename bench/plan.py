@@ -289,4 +289,10 @@ WORKLOADS = [
         # RQ imports the app for each job, which takes seconds.
         own={"rq": {"count": 20, "trips": 3}},
     ),
+    Workload(
+        "in-turn", "The same jobs in turn with the bare loop, which forks, runs and reaps processes", "in_turn",
+        [Figure("of_bare", "500 jobs, 4 slots", "of the bare loop's rate")],
+        ["penstock-isolated", "penstock-isolated-model"],
+        {"slots": 4, "count": 500, "turns": 6}, None,
+    ),
 ]  # fmt: skip

@@ -40,6 +40,11 @@ def enqueue(count: int) -> None:
     work.map(range(count))
 
 
+def run_to_last(count: int) -> None:
+    """Enqueue jobs, and wait for the one that begins as the last."""
+    work.map(range(count))[-1].result(timeout=60)
+
+
 def unfinished(enqueued: int) -> int:
     status = broker.status(10)
     return enqueued - int(status["results"]) - int(status["evicted"])
