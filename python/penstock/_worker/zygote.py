@@ -136,10 +136,14 @@ def serve(apps: list[App], worker: str, control_fd: int, work_fds: list[int], pa
         fill_holes()
         # Huge pages make forks cheap: most of the cost of a fork is copying the page tables.
         collapse_heap()
-    role = serve_forks(control_fd, work_fds, flush_output, os.fork)
+    role = None
+    try:
+        role = serve_forks(control_fd, work_fds, flush_output, os.fork)
+    finally:
+        if role is None:
+            take_finalizers_back()
     if role is not None:
         be_child(prepared, role, written)
-    take_finalizers_back()
 
 
 def be_child(prepared: Prepared, role: Role, written: WrittenPages) -> NoReturn:
