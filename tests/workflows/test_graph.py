@@ -8,9 +8,9 @@ import time
 import pytest
 from workflows.flow_shop import FlowShop
 
-import penstock
 from penstock import GroupError, JobCancelled, JobState, chain, group
 from penstock import graph as new_graph
+from penstock._flows.build import Plan
 
 
 def diamond(shop, name="diamond"):
@@ -271,12 +271,12 @@ def test_ten_thousand_steps_are_planned_in_a_time_that_goes_by_their_number(real
             needs = [f"step {other}" for other in (number - 1, number - 2, number // 2 - 1) if other >= 0]
             graph.add(f"step {number}", real.show.s(), needs=dict.fromkeys(needs, "succeeded"))
         begun = time.process_time()
-        plan = penstock._flows.build.Plan(graph)
+        plan = Plan(graph)
         built = plan.build(plan.jobs())
         return time.process_time() - begun, len(built.graph)
 
-    planned(100)
-    few_s, few = planned(1_000)
-    many_s, many = planned(10_000)
+    # The quickest of several: on a machine with neighbours, CPU time varies as well.
+    few_s, few = min(planned(1_000) for _ in range(10))
+    many_s, many = min(planned(10_000) for _ in range(3))
     assert many < 10.1 * few
     assert many_s < 30 * few_s
