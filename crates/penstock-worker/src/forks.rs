@@ -203,18 +203,15 @@ impl Forks {
         let Self {
             control,
             incoming,
-            replies,
+            mut replies,
             bell,
             ringer,
             children,
         } = self;
         // Closed, but not freed: that would copy pages of the heap.
+        replies.drain(..).for_each(drop);
         // SAFETY: the signal handler was its only user.
         drop((control, bell, unsafe { OwnedFd::from_raw_fd(ringer) }));
-        for reply in &replies {
-            // SAFETY: it is never dropped.
-            unsafe { rustix::io::close(reply.as_raw_fd()) };
-        }
         forget((incoming, replies, children));
         Ok(())
     }
